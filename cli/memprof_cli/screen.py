@@ -58,8 +58,8 @@ def print_summary(summary: Summary, findings: Sequence[RuleFinding] = ()) -> Non
 
 def _limit_text(summary: Summary) -> str:
     """Why a short run may take so much: nobody should expect that share of a long one."""
-    if summary.overhead_us > summary.allowance_us:
-        return ""
+    if summary.dry_run or summary.overhead_us > summary.allowance_us:
+        return ""  # a dry run has no budget
     return f", within its start-up allowance of {format_duration(summary.allowance_us)}"
 
 

@@ -135,9 +135,8 @@ def _number(name: str, value: str, text: str) -> float:
 
 def _meaning(name: str, value: float) -> str:
     if name in _SHARES:
-        return (
-            f"that {value:.0%} of the elements are {'unique' if name == 'unique' else 'not zero'}"
-        )
+        which = "unique" if name == "unique" else "not zero"
+        return f"that {100 * value:g} % of the elements are {which}"
     value_text = ("true" if value else "false") if name == "bool" else f"{value:g}"
     return f"that {'a condition' if name == 'bool' else 'a number'} on the device is {value_text}"
 

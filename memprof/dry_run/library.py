@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping
+from enum import IntEnum
 
 from memprof.dry_run.prototypes import HANDS_OUT_SIZES
 from memprof.units import format_bytes
 
-__all__ = ["ESTIMATE", "MOST_GPUS", "NOT_COUNTED", "Library"]
+__all__ = ["ESTIMATE", "MOST_GPUS", "NOT_COUNTED", "Library", "Source"]
 
 ESTIMATE = "estimate: "
 """How a sentence about a size begins that is estimated."""
@@ -17,6 +18,16 @@ NOT_COUNTED = "counted as 0 bytes"
 
 MOST_GPUS = 16
 """As many as the library keeps room for (``MOST_DEVICES``)."""
+
+
+class Source(IntEnum):
+    """What values that are read from the device are given as; ``values.c`` has the same numbers."""
+
+    ZEROS = 0
+    COPIED_IN = 1
+    """As the host once copied them there."""
+    TAKEN_FOR_TRUE = 2
+    """A condition that all values are finite."""
 
 
 class Library:
@@ -35,7 +46,10 @@ class Library:
             raise OSError("the library of dry runs is not loaded")
 
     def listen(self, function: Callable[[int, int], None] | None) -> None:
-        """Have ``function(bytes, copied_in)`` called for each reading of values, or nothing."""
+        """Have ``function(bytes, source)`` called for each reading of values, or nothing.
+
+        ``source`` is the number of a `Source`.
+        """
         kind = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_int)
         listener = kind(function) if function is not None else None
         self._library.memprof_dry_run_listen(listener)
@@ -89,7 +103,7 @@ class Library:
     def sentences(self) -> Iterator[str]:
         """What was asked of the library and is not known, in words, for the report."""
         for device, nbytes in self.nccl_bytes.items():
-            count = int(self._library.memprof_dry_run_communicators())
+            count = int(self._library.memprof_dry_run_communicators(device))
             of = "a communicator" if count == 1 else f"{count} communicators"
             yield (
                 f"NCCL is taken to hold {format_bytes(nbytes)} of cuda:{device} for {of}, outside "

@@ -1,8 +1,9 @@
 """Lines of the program that read values from the device, which no kernel computed.
 
 A dry run computes nothing: what is copied from the device to the host are zeros, or what the host
-had copied there itself. Where the program branches or sizes something by such a value it may go
-another way than on a card, so every line that read one is noted in the run file.
+had copied there itself; all values are taken to be finite. Where the program branches or sizes
+something by such a value it may go another way than on a card, so every line that read one is noted
+in the run file.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memprof.dry_run.asking import frame_of_the_program
-from memprof.dry_run.library import Library
+from memprof.dry_run.library import Library, Source
 from memprof.units import format_bytes, format_count
 
 __all__ = ["ValueRead", "ValuesRead"]
@@ -27,23 +28,30 @@ class ValueRead:
     """A line that read values of the device."""
 
     filename: str
+    """Empty where a thread of autograd read them, which runs no line."""
     line: int
     function: str
     bytes: int
     """The most that it read at once."""
-    copied_in: bool
-    """It got back what the host had copied there, each time."""
+    source: Source
+    """What it got: zeros, if it got them once."""
     times: int = 0
 
     def __str__(self) -> str:
         """In words, for the report."""
-        where = f"{self.filename}:{self.line}"
+        where = f"{self.filename}:{self.line} in {self.function}"
         times = "" if self.times == 1 else f" {format_count(self.times)} times"
-        copy_note = "the values that were copied there, " if self.copied_in else "zeros, "
         return (
-            f"{where} in {self.function} read {format_bytes(self.bytes)} from the device{times}: "
-            f"{copy_note}because no kernel computed anything"
+            f"{where if self.filename else 'the backward pass'} read {format_bytes(self.bytes)} "
+            f"from the device{times}: {_VALUES[self.source]}, because no kernel computed anything"
         )
+
+
+_VALUES = {
+    Source.ZEROS: "zeros",
+    Source.COPIED_IN: "the values that were copied there",
+    Source.TAKEN_FOR_TRUE: "that they are finite",
+}
 
 
 class ValuesRead:
@@ -62,22 +70,26 @@ class ValuesRead:
         """Listen no more."""
         self._library.listen(None)
 
-    def _on_read(self, nbytes: int, copied_in: int) -> None:
-        frame = frame_of_the_program(sys._getframe().f_back)
-        if frame is None:
-            return
-        code, line = frame.f_code, frame.f_lineno
-        key = (code.co_filename, line)
+    def _on_read(self, nbytes: int, source_number: int) -> None:
+        source, caller = Source(source_number), sys._getframe().f_back
+        frame = frame_of_the_program(caller)
+        if frame is not None:
+            key, function = (frame.f_code.co_filename, frame.f_lineno), frame.f_code.co_name
+        elif caller is None:
+            key, function = ("", 0), ""
+        else:
+            return  # torch's own Python, for itself
         with self._lock:
             reading = self._readings.get(key)
             if reading is None:
                 if len(self._readings) >= _MOST_LINES:
                     return
-                reading = ValueRead(*key, code.co_name, nbytes, bool(copied_in))
+                reading = ValueRead(*key, function, nbytes, source)
                 self._readings[key] = reading
             reading.times += 1
             reading.bytes = max(reading.bytes, nbytes)
-            reading.copied_in = reading.copied_in and bool(copied_in)
+            if source is not reading.source:
+                reading.source = Source.ZEROS
 
     @property
     def readings(self) -> tuple[ValueRead, ...]:

@@ -10,6 +10,7 @@ from memprof.report.summary import Summary
 from memprof.run import Run
 from memprof.units import format_bytes, format_count
 from memprof.views.device_readings import most, series_of
+from memprof.views.sites import NO_STACK
 
 __all__ = ["NCCL", "NCCL_LACKING", "CardVerdict", "fits", "how_sure"]
 
@@ -64,7 +65,8 @@ class CardVerdict:
         """When the peak of allocated bytes was, in words."""
         parts = [f"step {self.step}"] if self.step >= 0 else []
         parts += [self.phase] if self.phase not in ("", "unknown", "other") else []
-        parts += [part for part in (self.module, self.line) if part]
+        line = self.line if self.line != NO_STACK else ""  # as in a backward pass
+        parts += [part for part in (self.module, line) if part]
         return ", ".join(parts)
 
 

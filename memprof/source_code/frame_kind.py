@@ -16,7 +16,7 @@ _WINDOWS_STDLIB = re.compile(r"/[Ll]ib/([A-Za-z_]\w*)(?:\.py$|/)")
 _TORCH_TREE = re.compile(r"/torch/(?:[a-z_]+/)*_?[a-z]\w*\.py$")
 # What lay elsewhere, recordings of earlier versions name.
 _OWN = re.compile(
-    r"/memprof/(?:(?:record|sources|referrers|cpython|testing|holding)/(?:\w+/)*\w+"
+    r"/memprof/(?:(?:record|dry_run|sources|referrers|cpython|testing|holding)/(?:\w+/)*\w+"
     r"|launch|tracker|autostart|sampler)\.py$|/memprof_cli/"
 )
 _NATIVE_FILE = re.compile(r"\.(?:cpp|cc|cxx|c|cu|cuh|h|hpp|inc|S|o|so[.\d]*)$")

@@ -15,10 +15,12 @@ import numpy.typing as npt
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Frame, Tables
 
-__all__ = ["NO_SITE", "Sites", "library_frame", "short_path", "site_name", "sites"]
+__all__ = ["NO_SITE", "NO_STACK", "Sites", "library_frame", "short_path", "site_name", "sites"]
 
 NO_SITE = Frame("", "", 0)
 """The site of an event whose stack was not recorded."""
+NO_STACK = "(no stack recorded)"
+"""Its name."""
 
 _NATIVE_NOISE = re.compile(
     r"unwind|CapturedTraceback|gather_with_cpp|CachingAllocator|::malloc|raw_alloc|"
@@ -94,7 +96,7 @@ def site_name(frame: Frame) -> str:
     For a backward pass without a line, autograd's node: ``BmmBackward0 (backward pass)``.
     """
     if frame == NO_SITE:
-        return "(no stack recorded)"
+        return NO_STACK
     node = _BACKWARD_NODE.search(frame.name)
     if node is not None:
         return f"{node[1]} (backward pass)"

@@ -73,7 +73,7 @@ def test_sizes_and_numbers_are_as_they_were_assumed(found):
     assumed = [line for line in unseen if "was assumed" in line]
     assert len(assumed) == 4
     assert (
-        "that 10% of the elements are unique was assumed (--assume unique=0.1), 2 times"
+        "that 10 % of the elements are unique was assumed (--assume unique=0.1), 2 times"
         in " ".join(assumed)
     )
     assert any(

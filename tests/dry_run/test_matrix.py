@@ -84,9 +84,14 @@ def test_each_operator_runs(dry_run, tmp_path):
     assert "compute capability" in failed.pop("fp8 matmul")  # which an A100 has not
     if told["torch"].startswith("2.4."):
         del failed["attention, cuDNN"]  # torch 2.4 offers it on request only
-        del failed["multinomial"]  # torch 2.4 reads whether probabilities are above 0
     assert failed == {}
     assert told["ran"] > 60
+
+
+@pytest.mark.slow
+def test_products_find_their_gradients_in_every_shape(dry_run, tmp_path):
+    told = figures(run(dry_run, tmp_path, "products"), "products")
+    assert told["passes"] > 1000
 
 
 @pytest.mark.slow

@@ -66,19 +66,19 @@ static Communicator *communicators;
 static size_t taken[MOST_DEVICES], highest[MOST_DEVICES];
 static size_t lacking[MOST_DEVICES]; /* of what was asked for first and was not there */
 static unsigned char has_code[MOST_DEVICES];
-static int made;
+static int made[MOST_DEVICES];
 
 /* -- bytes ---------------------------------------------------------------------------------------- */
 
 /* Called through ctypes: the most that communicators held of a device, how many bytes more than were
- * left they asked for when they got none, and how many were made. */
+ * left they asked for when they got none, and how many were made on it. */
 size_t memprof_dry_run_nccl_bytes(int device) {
     return device >= 0 && device < MOST_DEVICES ? highest[device] : 0;
 }
 size_t memprof_dry_run_nccl_lacking(int device) {
     return device >= 0 && device < MOST_DEVICES ? lacking[device] : 0;
 }
-int memprof_dry_run_communicators(void) { return made; }
+int memprof_dry_run_communicators(int device) { return device >= 0 && device < MOST_DEVICES ? made[device] : 0; }
 
 static size_t rounded(size_t bytes) { return (bytes + PAGE - 1) & ~(PAGE - 1); }
 
@@ -199,7 +199,7 @@ static int make(void **communicator, int ranks, int rank, const Config *config) 
         .peers = peers,
     };
     pthread_mutex_lock(&lock);
-    one->next = communicators, communicators = one, made++;
+    one->next = communicators, communicators = one, made[one->device]++;
     pthread_mutex_unlock(&lock);
     *communicator = one;
     /* Until 2.22 NCCL connects everything here. */

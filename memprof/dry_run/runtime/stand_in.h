@@ -91,6 +91,10 @@ INTERNAL cudaError_t copy_values(void *to, const void *from, size_t bytes);
 INTERNAL void repeat_values(void *to, const void *piece, size_t bytes, size_t times);
 INTERNAL void set_values(void *to, int value, size_t bytes);
 INTERNAL void forget_values(const void *start, size_t bytes);
+INTERNAL void take_for_true(void *start, size_t bytes);
+/* What the thread's next readings of a single number are, instead of zeros, while a `mark` of the caller's
+ * is on the stack; none with 0 of them. */
+INTERNAL void expect_checks(const uint64_t *answers, size_t number, volatile uint64_t *mark);
 INTERNAL void note_kernel(void);
 INTERNAL unsigned long long kernels_launched(void);
 

@@ -8,13 +8,14 @@
  */
 #include "stand_in.h"
 
-#include <dlfcn.h>
+#include <limits.h>
 
 #define MOST_COPIES 4096
 /* A larger copy is weights or data, whose values are not read back; it would cost the host as much
  * memory as the card. */
 #define LARGEST MIB
 #define BYTES (-1)
+#define NEVER ULLONG_MAX /* of what is taken to be so, and was not copied in */
 /* A flag that a program waits for is a number, or a few. */
 #define LARGEST_POLLED 64
 #define MOST_POLLS 100000
@@ -31,12 +32,17 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Copy copies[MOST_COPIES]; /* a ring: the oldest is forgotten */
 static size_t copies_made;
 static unsigned long long kernels;
-static void (*listener)(size_t bytes, int copied_in);
+enum { ZEROS, COPIED_IN, TAKEN_FOR_TRUE }; /* library.py has the same numbers */
+static void (*listener)(size_t bytes, int source);
 
 /* Called by the process that is run, through ctypes. `listener` hears of each copy to the host of
- * `bytes` that a kernel may have written; `copied_in` where they are given as the host once wrote
- * them, else they are zeros. Any thread may call it, with or without the interpreter's lock. */
-void memprof_dry_run_listen(void (*function)(size_t bytes, int copied_in)) { listener = function; }
+ * `bytes` that a kernel may have written, and what they are given as: as the host once wrote
+ * them, as a condition that holds, or as zeros. Any thread may call it, with or without the
+ * interpreter's lock. */
+void memprof_dry_run_listen(void (*function)(size_t bytes, int source)) { listener = function; }
+
+void note_kernel(void) { __atomic_fetch_add(&kernels, 1, __ATOMIC_RELAXED); }
+unsigned long long kernels_launched(void) { return __atomic_load_n(&kernels, __ATOMIC_RELAXED); }
 
 /* Numbers, as their bits, that the thread's next readings of a single one get instead of a zero that
  * nobody computed: what the user assumes of them. Called through ctypes before and after an operator;
@@ -50,14 +56,34 @@ int memprof_dry_run_assume(const uint64_t *numbers, int number) {
     for (int i = 0; i < assumed_end; i++) assumed[i] = numbers[i];
     return left;
 }
-static int is_assumed(void *to, size_t bytes) {
-    if (assumed_first == assumed_end || bytes > sizeof *assumed) return 0;
-    memcpy(to, &assumed[assumed_first++], bytes); /* little end first */
-    return 1;
+/* The same for an operator of torch's, from within the library, as long as the caller's `mark` stands
+ * on the stack: an error of C++ leaves the operator without its end. */
+static __thread const uint64_t *checks;
+static __thread size_t checks_left;
+static __thread const volatile uint64_t *checks_mark;
+static __thread uint64_t checks_made;
+void expect_checks(const uint64_t *answers, size_t number, volatile uint64_t *mark) {
+    checks = answers, checks_left = number, checks_mark = mark;
+    if (mark) *mark = (uint64_t)(uintptr_t)&checks ^ ++checks_made << 48;
+}
+static int is_checking(void) {
+    volatile char here = 0; /* the stack grows downwards */
+    return checks_left && (uintptr_t)&here < (uintptr_t)checks_mark &&
+           *checks_mark == ((uint64_t)(uintptr_t)&checks ^ checks_made << 48);
 }
 
-void note_kernel(void) { __atomic_fetch_add(&kernels, 1, __ATOMIC_RELAXED); }
-unsigned long long kernels_launched(void) { return __atomic_load_n(&kernels, __ATOMIC_RELAXED); }
+/* Numbers have their little end first. */
+static int is_assumed(void *to, size_t bytes) {
+    if (bytes > sizeof(uint64_t)) return 0;
+    if (assumed_first != assumed_end) {
+        memcpy(to, &assumed[assumed_first++], bytes);
+        return 1;
+    }
+    if (!is_checking()) return 0;
+    memcpy(to, checks, bytes);
+    checks_left--;
+    return *checks++ != 0; /* a zero is what would be read without it, and is listed as that */
+}
 
 /* -- what is known, under the lock --------------------------------------------------------------- */
 
@@ -84,16 +110,12 @@ void forget_values(const void *start, size_t bytes) {
     pthread_mutex_unlock(&lock);
 }
 
-/* torch's allocator calls this function of its own for each block that it hands out (bytes above 0)
- * or takes back; it passes the call on to a profiler, if one runs. Being loaded before torch, this
- * one is called instead, and what lay in a block is forgotten when it is handed out. A Device is two
- * bytes, which are passed as a number. */
-void _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE(void *block, int64_t bytes, size_t allocated,
-                                                            size_t reserved, uint16_t device) {
-    static void (*torchs)(void *, int64_t, size_t, size_t, uint16_t);
-    if (bytes > 0 && device_of(block) >= 0) forget_values(block, (size_t)bytes);
-    if (!torchs) torchs = dlsym(RTLD_NEXT, "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE");
-    if (torchs) torchs(block, bytes, allocated, reserved, device);
+/* A block whose bytes are all taken to be true, although no kernel said so. */
+void take_for_true(void *start, size_t bytes) {
+    pthread_mutex_lock(&lock);
+    remember_locked(start, bytes, 1);
+    copies[(copies_made - 1) % MOST_COPIES].kernels = NEVER;
+    pthread_mutex_unlock(&lock);
 }
 
 /* -- copies -------------------------------------------------------------------------------------- */
@@ -129,12 +151,13 @@ static cudaError_t copy_out(void *to, const void *from, size_t bytes) {
     const Copy *behind = copy_behind_locked(from, bytes);
     int certain = behind && behind->kernels == kernels_launched();
     int copied_in = behind && behind->fill == BYTES;
+    int source = copied_in ? COPIED_IN : behind && behind->kernels == NEVER ? TAKEN_FOR_TRUE : ZEROS;
     if (copied_in) memcpy(to, from, bytes);
     else memset(to, behind ? behind->fill : 0, bytes);
     pthread_mutex_unlock(&lock);
     if (!certain && !copied_in && is_assumed(to, bytes)) return cudaSuccess;
     void (*function)(size_t, int) = listener;
-    if (!certain && function) function(bytes, copied_in);
+    if (!certain && function) function(bytes, source);
     return is_endless ? fail(cudaErrorLaunchTimeout) : cudaSuccess;
 }
 static void copy_between(void *to, const void *from, size_t bytes) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,8 @@ from memprof.trace import (
 
 __all__ = ["InternedTables", "with_stacks_of"]
 
+_MODE = re.compile(r"[/\\]torch[/\\](?:_ops|_compile|_dynamo[/\\]eval_frame)\.py$")
+
 
 class InternedTables:
     """Rows of a snapshot's own tables as rows of the run's."""
@@ -37,6 +40,7 @@ class InternedTables:
         """Intern everything that the snapshot's tables hold, but for frames of memprof.
 
         What has no other frame has no stack of the program's: it came from a thread of autograd's.
+        A dispatch mode that is on is called there too, and has torch's frames around it.
         ``labels`` are the run's as far as they were looked at before, and grow here.
         """
         self._labels_so_far: list[Label] = [] if labels is None else labels
@@ -44,6 +48,9 @@ class InternedTables:
         stacks = tables.stacks
         if own:
             stacks = tuple(tuple(row for row in stack if row not in own) for stack in stacks)
+        modes = {row for row, frame in enumerate(tables.frames) if _MODE.search(frame.filename)}
+        if modes:
+            stacks = tuple(() if modes.issuperset(stack) else stack for stack in stacks)
         frames = [
             EMPTY if row in own else interner.frame(f.name, f.filename, f.line)
             for row, f in enumerate(tables.frames)

@@ -298,7 +298,13 @@ def test_what_has_no_frame_but_memprofs_came_from_a_thread_of_autograds():
     """Where a mode is on such a thread calls memprof, and torch's recorder sees that frame."""
     interner = Interner()
     own, theirs = Frame("dispatch", cpu.__file__, 1), Frame("step", "train.py", 2)
-    tables = Tables(frames=(own, theirs), stacks=((), (0,), (0, 1)), labels=(Label(),))
+    around = [
+        Frame("__call__", "/site-packages/torch/_ops.py", 1),
+        Frame("_fn", "/site-packages/torch/_dynamo/eval_frame.py", 2),
+        Frame("inner", "/site-packages/torch/_compile.py", 3),
+    ]
+    stacks = ((), (2, 0, 3, 4), (0, 1))
+    tables = Tables(frames=(own, theirs, *around), stacks=stacks, labels=(Label(),))
     remapped = InternedTables(interner, tables)
     marks = LabelTimeline()
     marks.add(0, interner.label(3, Phase.FORWARD, "Net", ""))
@@ -308,7 +314,7 @@ def test_what_has_no_frame_but_memprofs_came_from_a_thread_of_autograds():
     made = remapped.events(events, marks, 0, has_stacks=True)
     found = interner.tables()
     assert [found.stacks[row] for row in made.stack] == [(), (), (0,)]
-    assert [frame.filename for frame in found.frames] == ["train.py"]
+    assert found.frames[0].filename == "train.py"
     backward, forward = Phase.BACKWARD, Phase.FORWARD
     assert [found.labels[row].phase for row in made.label] == [backward, backward, forward]
 
