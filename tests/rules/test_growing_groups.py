@@ -13,7 +13,7 @@ from memprof.rules.finding import Kind
 from memprof.rules.growth_findings import leaks
 from memprof.rules.ranked_findings import findings
 from memprof.testing import TraceBuilder, write_run
-from memprof.trace import Frame
+from memprof.trace import Frame, Phase
 from memprof.views.examination import examine
 
 STEPS = 40
@@ -170,3 +170,20 @@ def test_what_a_library_joins_grows_where_the_program_keeps_it(root, grows, tmp_
     ]
     write_run(tmp_path / "run.json", built, more=tuple(more))
     assert bool(leaks(examine(load(tmp_path / "run.json")))) is grows
+
+
+@pytest.mark.parametrize(("decorator", "share"), [("@torch.no_grad()", 0.0), ("@timed", 1.0)])
+def test_what_is_made_where_gradients_are_off_serves_no_graph(decorator, share, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(f"{decorator}\ndef collect(net, x):\n    kept.append(net(x))\n")
+    os.utime(path, (0, 0))  # older than the recording
+    trace = TraceBuilder(device="cpu")
+    for step in range(STEPS):
+        trace.label(step=step, phase=Phase.BACKWARD)
+        trace.alloc(512, f"g{step}")
+        trace.free(f"g{step}")
+        trace.label(step=step, phase=Phase.FORWARD, module="Net")
+        trace.alloc(1 << 20, f"t{step}", stack=(Frame("collect", str(path), 3),))
+    write_run(tmp_path / "run.json", trace.build())
+    (found,) = leaks(examine(load(tmp_path / "run.json")))
+    assert found.growth.forward_share == share
