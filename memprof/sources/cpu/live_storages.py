@@ -156,8 +156,12 @@ class LiveStorages:
         No operator shows ``resize_(0)`` of a storage, by which FSDP frees a gathered parameter.
         """
         reference = self.references.get(key)
-        storage = reference() if reference is not None else None
-        if reference is not None and storage is not None:
+        if reference is None:
+            return
+        storage = reference()
+        if storage is None:  # it died in another thread, which has yet to say so
+            self._forget(reference)
+        else:
             self.refresh(reference, storage)
 
     def counted_references(self) -> Iterator[StorageReference]:
