@@ -338,7 +338,9 @@ def skip_in_dynamo() -> None:
     if "torch._dynamo" not in sys.modules:
         return
     skip = _skip_code()
-    for name in [*sys.modules] if skip is not None else ():
+    if skip is None:
+        return
+    for name in [*sys.modules]:
         module = sys.modules.get(name)
         if name.startswith(_PACKAGE) and module is not None and _skipped.get(name) is not module:
             _skipped[name] = module
@@ -375,7 +377,7 @@ def _codes(values: Any, module: str) -> list[CodeType]:
         if isinstance(value, type) and value.__module__ == module:
             codes += _codes(vars(value).values(), module)
             continue
-        bare = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        bare: Any = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
         # The code of a decorated one may be the decorator's, which serves others as well.
         function = inspect.unwrap(bare)
         if isinstance(function, FunctionType) and function.__module__ == module:
