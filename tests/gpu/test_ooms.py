@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 
@@ -280,3 +281,35 @@ def test_a_search_for_the_batch_size_has_a_record_of_each_failure(tmp_path, sour
     assert len(found) == 2
     assert run.footer.status == "ok"
     assert found[0].details["device_total"] > ROOM
+
+
+BEYOND_A_RESERVE = """
+import sys, torch, memprof
+with memprof.track(sys.argv[1], sources=("cuda",)):
+    kept = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    try:
+        torch.empty(2048 << 20, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15),
+    reason="needs a torch that has expandable_segments_reserve",
+)
+def test_a_request_beyond_the_reserve_of_its_segment_asks_for_no_larger_card(tmp_path):
+    setting = "expandable_segments:True,expandable_segments_reserve:1G"
+    done = subprocess.run(
+        [sys.executable, "-c", BEYOND_A_RESERVE, str(tmp_path / "run.json")],
+        env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": setting},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "exceeds the expandable-segment reserve" in done.stdout
+    (told,) = post_mortems(load(tmp_path / "run.json"))
+    assert told.failure.requested == 2048 * MIB
+    assert told.failure.free > told.failure.requested  # not the card's size was in the way
+    assert "card" not in {rescue.kind for rescue in told.rescues.fitting}
