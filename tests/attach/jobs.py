@@ -128,10 +128,10 @@ class Job:
         self._running.kill()
         self._running.communicate()
 
-    def end(self) -> dict[str, Any]:
+    def end(self, timeout_s: float = 120) -> dict[str, Any]:
         """Let it end by itself; what it says of itself. It printed nothing else, and no error."""
         self._stop.touch()
-        out, err = self._running.communicate(timeout=120)
+        out, err = self._running.communicate(timeout=timeout_s)
         assert (self._running.returncode, err) == (0, "")
         return json.loads(out)
 

@@ -59,7 +59,7 @@ def measure(folder: Path, cycles: int, way: str) -> bool:
         told = job.end()
     steps = len(told["losses"])
     with Job(folder, *words, steps=steps, **given) as other:
-        is_same = other.end()["losses"] == told["losses"]
+        is_same = other.end(timeout_s=3600)["losses"] == told["losses"]
     print(
         f"{cycles} cycles by {way}, {steps:,} steps: losses "
         f"{'bit-equal' if is_same else 'DIFFER'}; left behind: {changes(told) or 'nothing'}"
