@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -241,29 +240,6 @@ assert not torch.nn.modules.module._global_forward_hooks
 
 
 # -- threads, and trackers within trackers -------------------------------------------------------
-
-
-def test_gradients_are_not_read_while_another_living_thread_runs_backward_passes():
-    from memprof.sources import autograd
-
-    weight = torch.ones(2, requires_grad=True)
-    weight.sum().backward()
-    ready, done = threading.Event(), threading.Event()
-
-    def train() -> None:
-        autograd.differentiates()
-        ready.set()
-        done.wait()
-
-    other = threading.Thread(target=train)
-    assert autograd.gradient_of(weight) is weight.grad
-    other.start()
-    ready.wait()
-    assert autograd.gradient_of(weight) is None
-    assert autograd.gradient_of(weight, is_own=True) is weight.grad
-    done.set()
-    other.join()
-    assert autograd.gradient_of(weight) is weight.grad
 
 
 def test_threads_that_train_and_track_side_by_side_have_their_own_losses(path):

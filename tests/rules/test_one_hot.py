@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memprof.rules.waste.one_hot import _picking
+from memprof.rules.waste.one_hot import picking_statement
 from memprof.source_code.program import program_of
 from tests.rules.recorded import findings_of
 
@@ -62,7 +62,7 @@ def test_the_table_its_copy_and_the_product_go_with_it(tmp_path):
     ],
 )
 def test_only_a_sum_of_a_product_picks(code, picks, place_of_first):
-    assert isinstance(_picking(place_of_first(code)), ast.stmt) is picks
+    assert isinstance(picking_statement(place_of_first(code)), ast.stmt) is picks
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from memprof.source_code.program import Place, assigned, bound_names, called_nam
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
 
-__all__ = ["RULE"]
+__all__ = ["RULE", "picking_statement"]
 
 _MAKER = "one_hot"
 _NARROWER = (1, 2, 4)
@@ -33,7 +33,7 @@ class OneHot(WasteRule[Match]):
         large = large_tensor(window)
         if large is None or large.place is None:
             return
-        picking = _picking(large.place)
+        picking = picking_statement(large.place)
         if picking is None:
             return
         rows = _made_for(window, large, picking)
@@ -59,7 +59,7 @@ class OneHot(WasteRule[Match]):
         yield Advice("class_indices", why, case.site)
 
 
-def _picking(place: Place) -> ast.stmt | None:
+def picking_statement(place: Place) -> ast.stmt | None:
     """The statement that sums a product with the table that a statement makes; None without.
 
     Also none where the function reads the table anywhere else.

@@ -21,6 +21,7 @@ __all__ = [
     "leave_soon",
     "pop_left",
     "skip_in_dynamo",
+    "skipped_modules",
     "spoils_compiled",
 ]
 
@@ -34,7 +35,7 @@ _REMEMBERING = frozenset(
 )
 """What torch notes with whether modes are to be asked, to put that back as a function returns."""
 _PACKAGE = "memprof."
-_skipped: dict[str, ModuleType] = {}
+skipped_modules: dict[str, ModuleType] = {}
 """Modules of memprof's that torch.compile was told of, by name."""
 
 
@@ -343,8 +344,12 @@ def skip_in_dynamo() -> None:
         return
     for name in [*sys.modules]:
         module = sys.modules.get(name)
-        if name.startswith(_PACKAGE) and module is not None and _skipped.get(name) is not module:
-            _skipped[name] = module
+        if (
+            name.startswith(_PACKAGE)
+            and module is not None
+            and skipped_modules.get(name) is not module
+        ):
+            skipped_modules[name] = module
             for code in _codes(vars(module).values(), module.__name__):
                 skip(code)
 

@@ -269,11 +269,11 @@ def test_threads_that_allocate_side_by_side_lose_nothing(tmp_path):
 
 
 def test_a_thread_has_no_label_of_an_earlier_recording(tmp_path):
-    layer = nn.Linear(8, 8)
+    layer = nn.Linear(8, 8).requires_grad_(False)  # a thread that trains has a note of its own
 
     def called(pool, tracker):
         for _ in range(12):  # rows of labels that the next recording does not have
-            pool.submit(layer, torch.ones(4, 8)).result()
+            pool.submit(torch.no_grad()(layer), torch.ones(4, 8)).result()
             tracker.step()
 
     with ThreadPoolExecutor(1) as pool:

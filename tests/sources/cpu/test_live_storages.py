@@ -55,10 +55,10 @@ def test_memory_that_a_storage_gave_up_unseen_is_anothers_where_it_lies():
     gathered.size = gathered.address = 0  # `resize_(0)`, as FSDP frees it: no operator shows it
     reduced = Memory(2, 300, 0x1000)
     live.add(reduced)
-    assert [one.size for one in live.counted()] == [300]
+    assert [one.size for one in live.counted_references()] == [300]
     assert live.bytes == 300
     assert rows(live) == [(1, 0x1000, 400), (0, 0x1000, 400), (1, 0x1000, 300)]
     gathered.size, gathered.address = 400, 0x2000
     live.add(gathered)
     del gathered, reduced
-    assert (live.bytes, len(list(live.counted()))) == (0, 0)
+    assert (live.bytes, len(list(live.counted_references()))) == (0, 0)

@@ -113,7 +113,7 @@ def test_a_source_that_was_never_loaded_is_no_obstacle(monkeypatch):
     eval_frame = pytest.importorskip("torch._C._dynamo.eval_frame")
     dispatch = importlib.import_module("memprof.sources.cpu.dispatch_mode")
     importlib.import_module("memprof.sources.loop.loop_watch")
-    monkeypatch.setattr(dispatch, "_skipped", {})
+    monkeypatch.setattr(dispatch, "skipped_modules", {})
     monkeypatch.setitem(sys.modules, "torch._dynamo", ModuleType("torch._dynamo"))
     monkeypatch.delitem(sys.modules, "memprof.sources.cpu.dispatch_source", raising=False)
     skipped = []
@@ -123,7 +123,7 @@ def test_a_source_that_was_never_loaded_is_no_obstacle(monkeypatch):
         code.co_filename for code in skipped if "memprof" not in Path(code.co_filename).parts
     }
     assert foreign <= {"<string>"}  # what dataclasses wrote
-    assert {"_without_compiler", "is_elsewhere", "_pass_on"} <= {code.co_name for code in skipped}
+    assert "is_elsewhere" in {code.co_name for code in skipped}
     files = {Path(code.co_filename).name for code in skipped}
     assert {"dispatch_mode.py", "loop_watch.py", "module_paths.py", "protocol.py"} <= files
     assert "dispatch_source.py" not in files
