@@ -106,6 +106,9 @@ def _saved_and_outlasting(window: Window) -> tuple[Bools, Bools]:
         return saved, outlasts
     lives = window.lives
     activation = (window.category == Category.ACTIVATION) & (window.phase == Phase.FORWARD)
+    # A pass of a later step may read it: of a generator, which learns after its discriminator.
+    in_backward = np.append(window.phase_of_event == Phase.BACKWARD, np.zeros(1, dtype=bool))
+    read_later = in_backward[np.minimum(lives.free, len(in_backward) - 1)]
     steps = window.step_of_event[backward]
     for step in np.unique(steps).tolist():
         of_step = backward[steps == step]
@@ -113,8 +116,8 @@ def _saved_and_outlasting(window: Window) -> tuple[Bools, Bools]:
         mine = activation & (window.made_in == step) & (lives.alloc < first) & (lives.free > first)
         saved |= mine
         # what the window's end cuts off, nobody knows of
-        outlasts |= mine & (lives.free > last) & (lives.free < window.events)
         saved &= ~(mine & (lives.free >= window.events))
+        outlasts |= mine & (lives.free > last) & saved & ~read_later
     return saved, outlasts
 
 
