@@ -12,7 +12,7 @@ from memprof.oom.failed_allocation import NO_STACKS, Failure, failures, times_ou
 from memprof.oom.post_mortem import in_a_line
 from memprof.records import Site
 from memprof.report.device_summary import DeviceFigures, device_figures
-from memprof.report.recorded_steps import in_words
+from memprof.report.recorded_steps import in_words, why_no_more
 from memprof.report.recording_gaps import is_bare_state, recording_gaps
 from memprof.rules.finding import Kind, Remedy, RuleFinding
 from memprof.rules.floor import is_needed
@@ -176,8 +176,11 @@ def _verdict(
 def _no_data(run: Run) -> Verdict:
     why, then = "the file holds no allocation, no segment and no counter of any device", RECORD
     if not run.is_snapshot:
+        limit = why_no_more(run)
         why = "the process that was recorded made no tensor"
         then = "`MEMPROF=run.json` before the command records the processes that it starts as well"
+        if limit:
+            why, then = "recording ended before anything was measured", limit
         if run.footer is not None and run.footer.status != "ok":
             then = "it did not get that far: see above how it ended"
     return Verdict("no data", "no data: nothing was measured", why, then)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from memprof.records import WindowRecord
 from memprof.testing import TraceBuilder, save_snapshot, segments_only, snapshot, write_run
 from memprof_cli import main
 
@@ -164,6 +165,16 @@ def test_a_recording_without_a_tensor_says_what_may_be_the_matter(
     verdict = figures(capsys)["verdict"]
     assert verdict["why"] == "the process that was recorded made no tensor"
     assert then in verdict["next"]
+
+
+def test_a_recording_that_a_limit_ended_at_once_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    window = WindowRecord(0, "start", "allowance", 1, 2)
+    run_main("report", write_run(tmp_path / "run.json", more=[window]), "--json")
+    verdict = figures(capsys)["verdict"]
+    assert verdict["why"] == "recording ended before anything was measured"
+    assert verdict["next"] == "the allowance was used up; raise --allowance"
 
 
 def test_running_out_of_memory_is_the_verdict(
