@@ -61,8 +61,12 @@ def test_a_process_is_followed_by_the_files_that_it_has_open(tmp_path):
 
 
 def test_a_process_that_is_not_recorded_says_so():
-    with pytest.raises(MemprofError, match="writes no run file") as told:
-        files_of_process(os.getpid())
+    # One of its own: processes that other tests have begun may be children of this one.
+    waiting = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(waiting, stdin=subprocess.PIPE) as process:
+        with pytest.raises(MemprofError, match="writes no run file") as told:
+            files_of_process(process.pid)
+        process.communicate(b"\n")
     assert "memprof run" in told.value.hint
 
 
