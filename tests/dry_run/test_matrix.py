@@ -56,7 +56,9 @@ def test_what_holds_memory_of_its_own_runs(dry_run, tmp_path, name):
     if name == "compiled" and importlib.util.find_spec("triton") is None:
         pytest.skip("torch.compile needs triton")
     told = figures(run(dry_run, tmp_path, name))
-    assert told["owned"] < told["requested"] <= told["peak"] <= told["reserved"]
+    assert told["owned"] <= told["requested"] <= told["peak"] <= told["reserved"]
+    if name == "graphs":  # what the graphs' pool keeps; a compiled program need not keep anything
+        assert told["owned"] < told["requested"]
 
 
 @pytest.mark.slow
