@@ -16,6 +16,7 @@ __all__ = [
     "BlockColumns",
     "DeviceInfo",
     "DeviceSummary",
+    "DoubleResults",
     "DryRun",
     "Finding",
     "Footer",
@@ -35,11 +36,12 @@ __all__ = [
     "StepsRecord",
     "TablesRecord",
     "TraceRecord",
+    "UnmovedParameters",
     "WindowRecord",
     "is_out_of_memory",
 ]
 
-SCHEMA_VERSION = (1, 6)
+SCHEMA_VERSION = (1, 7)
 """(major, minor). A reader refuses a newer major version and ignores what a newer minor adds.
 
 What a field meant in an older version is brought to its present meaning by `older_schema`.
@@ -57,6 +59,9 @@ History:
          optimizer's states are orphaned; it may be a task of asyncio, or what `atexit` keeps;
          `guessed_steps`: which steps no mark and no optimizer ended (2026-11)
     1.6  a summary says when a device is full; the finding ``time_to_full`` (2026-11)
+    1.7  `double_results`: what operators return in double precision, and why;
+         `unmoved_parameters`: modules that an optimizer steps with a rate of 0; a trace names the
+         forward line that allocations of a backward pass come of (2026-11)
 """
 
 
@@ -180,6 +185,9 @@ class TraceRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="trace", om
     """Empty: all 0."""
     pool: list[int] = []
     """Empty: not recorded."""
+    origin: list[int] = []
+    """Of what a backward pass allocates the stack that called its operator in the forward pass; 0:
+    not known, or no backward pass. Empty: all 0."""
 
 
 class Owners(msgspec.Struct, frozen=True, tag_field="kind", tag="owners", omit_defaults=True):
@@ -302,6 +310,40 @@ class GuessedSteps(
     filename: str = ""
     """The line of the program that each of them came to; empty where there were several."""
     line: int = 0
+
+
+class DoubleResults(
+    msgspec.Struct, frozen=True, tag_field="kind", tag="double_results", omit_defaults=True
+):
+    """What operators returned in float64 or complex128, as columns of equal length.
+
+    Known where a dispatch mode records (``recorder`` is ``operators``). One is written at a
+    window's end, with every stack and size that was new in it; together they are those of the run.
+    """
+
+    device: str
+    stack: list[int] = []
+    size: list[int] = []
+    """Bytes of the result's storage."""
+    origin: list[int] = []
+    """0 computed from data that came so (NumPy's), 1 of float32 that such data was combined with, 2
+    the program asked for it (``double()``, ``dtype=``, the default type), 3 several of these."""
+    narrowed_bytes: int = 0
+    """Of values in double precision that were converted to float32 in the window."""
+
+
+class UnmovedParameters(
+    msgspec.Struct, frozen=True, tag_field="kind", tag="unmoved_parameters", omit_defaults=True
+):
+    """Modules whose parameters optimizers have with a rate of 0 in every step; the last holds.
+
+    Not those whose schedule begins with another rate, as a warm-up's does.
+    """
+
+    modules: list[str] = []
+    """Paths, as labels have them."""
+    steps: int = 0
+    """Steps of their optimizers that were seen."""
 
 
 class Readings(msgspec.Struct, frozen=True, tag_field="kind", tag="readings"):
@@ -461,6 +503,8 @@ Record = (
     | WindowRecord
     | StepsRecord
     | GuessedSteps
+    | DoubleResults
+    | UnmovedParameters
     | Readings
     | Finding
     | Note

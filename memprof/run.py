@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from memprof.records import DeviceInfo, Finding, Footer, GuessedSteps, Header, Note, WindowRecord
+from memprof.records import (
+    DeviceInfo,
+    DoubleResults,
+    Finding,
+    Footer,
+    GuessedSteps,
+    Header,
+    Note,
+    WindowRecord,
+)
 from memprof.trace import NOT_RECORDED, Column, Columns, Trace, column
 
 __all__ = ["DeviceRun", "ReadingSeries", "Run", "Steps"]
@@ -83,6 +92,10 @@ class Run:
     """Why windows opened and ended, in order; a file of schema 1.1 says nothing of it."""
     guessed: GuessedSteps | None = None
     """The steps up to the last one that no mark and no optimizer ended; None: there are none."""
+    doubles: Sequence[DoubleResults] = ()
+    """What operators returned in double precision."""
+    unmoved: frozenset[str] = frozenset()
+    """Paths of the modules that no step of an optimizer changes, as its rate for them is 0."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """`digest_of` the program's own source files as they ran, by name; not of all."""
     is_snapshot: bool = False

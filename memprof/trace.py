@@ -260,6 +260,9 @@ class Events(Columns):
     """`Category` of what an ``ALLOC`` made, judged over its whole life; 0 on other events."""
     block_size: Column = column("i8")
     """Bytes of the block that an ``ALLOC`` got; 0 where only a replay could tell. Not in files."""
+    origin: Column = column("i4")
+    """Row of the stack that called the forward operator whose backward pass made this; `EMPTY`
+    elsewhere, and where it is not known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -46,6 +46,8 @@ forks.leave(error)
 """No file of ours is in the stacks of a script."""
 ANSWER = struct.Struct("i")
 """A process id, or an exit code as `subprocess` gives it."""
+_PATIENCE_S = 300
+"""What a Python may take that imports all first."""
 
 
 class Job:
@@ -65,10 +67,16 @@ class Job:
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
-    def wait(self) -> int:
-        """Return its exit code when it has ended; negative where a signal ended it."""
+    def wait(self, limit_s: float = 30) -> int:
+        """Return its exit code when it has ended; negative where a signal ended it.
+
+        Raises:
+            AssertionError: it was killed, because it had not ended by then.
+        """
         if self._code is None:
-            self._code = _answer(self._link)
+            code = _exit_code(self._link, self.pid, limit_s)
+            self._code = -signal.SIGKILL if code is None else code
+            assert code is not None, f"not ended after {limit_s} s; what it wrote is on stderr"
         return self._code
 
 
@@ -77,21 +85,23 @@ def run(
     *arguments: object,
     cwd: Path | None = None,
     only_torch: bool = False,
+    limit_s: float = 600,
     **environment: str,
 ) -> CompletedProcess[str]:
     """Run a script to its end, as ``python -c`` would; no option in MEMPROF_* is passed on.
 
     ``only_torch`` runs it where neither memprof nor the parts that torch loads late are imported.
+    After ``limit_s`` it is killed, and what it wrote is in the error.
     """
     server = _servers()[only_torch]
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         _ask(server, code, arguments, cwd, environment, stdout.fileno(), stderr.fileno())
-        _answer(server)
-        status = _answer(server)
+        status = _exit_code(server, _answer(server), limit_s)
         texts = []
         for file in (stdout, stderr):
             file.seek(0)
             texts.append(file.read().decode())
+    assert status is not None, f"not ended after {limit_s} s:\n{texts[1]}"
     return CompletedProcess([code, *map(str, arguments)], status, *texts)
 
 
@@ -110,17 +120,23 @@ def run_module(
 
 
 @contextmanager
-def started(code: str, *arguments: object, **environment: str) -> Iterator[Job]:
-    """Start a script, which is killed where it still runs at the end of the block."""
+def started(
+    code: str, *arguments: object, limit_s: float = 300, **environment: str
+) -> Iterator[Job]:
+    """Start a script, which is killed where it still runs at the end of the block, or the limit."""
     server = _servers()[False]
     reads, writes = os.pipe()
     _ask(server, code, arguments, None, environment, writes, 2)
     os.close(writes)
     with os.fdopen(reads, "rb") as stdout:
         job = Job(server, _answer(server), stdout)
+        limit = threading.Timer(limit_s, job.kill)  # whoever reads what it prints waits no longer
+        limit.daemon = True
+        limit.start()
         try:
             yield job
         finally:
+            limit.cancel()
             if not job.has_ended():
                 job.kill()
             job.wait()
@@ -151,7 +167,18 @@ def _ask(
         server.sendmsg([b"\0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
 
 
+def _exit_code(link: socket.socket, pid: int, limit_s: float) -> int | None:
+    """Of a script, when it has ended; None if it was killed because it had not by then."""
+    if select.select([link], [], [], limit_s)[0]:
+        return _answer(link)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    _answer(link)
+    return None
+
+
 def _answer(link: socket.socket) -> int:
+    assert select.select([link], [], [], _PATIENCE_S)[0], "the Python that forks does not answer"
     data = link.recv(ANSWER.size, socket.MSG_WAITALL)
     assert data, "the Python that forks has ended"
     answer: int

@@ -25,15 +25,27 @@ def train(steps=12, seed=0, after=lambda step: None, around=None):
 """
 
 INJECT = """
-import logging, random, threading, memprof
+import inspect, logging, random, signal, threading, memprof
 from pathlib import Path
 from memprof.record.tracker import active
 path, event, first, every = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+by_signal = sys.argv[5:] == ["signal"]
 logging.disable()
 OURS = str(Path(memprof.__file__).parent)
 CLOCKS = {"thread_ns", "thread_us", "_clock_us"}
 LOCKS = {"acquire", "release", "__enter__", "__exit__", "__build_class__"}
-threads_failed = []
+CALLBACKS = {"_forget", "_on_collection", "_on_death", "__del__"}  # see `interruptions.py`
+threads_failed, ignored, interruptions = [], [], 0
+if by_signal:
+    sys.unraisablehook = ignored.append
+
+class Interruption(Exception):
+    pass
+
+def interrupt(number, frame):
+    raise Interruption
+
+signal.signal(signal.SIGALRM, interrupt)
 threading.excepthook = threads_failed.append
 counts, target, nth, fired = {}, None, 0, 0
 
@@ -46,13 +58,15 @@ def place(frame, argument):
         name = getattr(argument, "__name__", "")
         ours = code.co_filename.startswith(OURS) and name not in LOCKS
         return (code, frame.f_lineno, name) if ours else None
+    if by_signal and (code.co_name in CALLBACKS or code.co_flags & inspect.CO_GENERATOR):
+        return None  # before the first instruction no signal is looked for
     files = [code.co_filename, frame.f_back.f_code.co_filename if frame.f_back else ""]
     ours = all(file.startswith(OURS) for file in files) and code.co_name not in CLOCKS
     return (code, 0, "") if ours else None
 
 def look(frame, happened, argument):
     global fired
-    if happened != event:
+    if happened != event or (by_signal and threading.current_thread().name != "MainThread"):
         return
     here = place(frame, argument)
     if here is None:
@@ -64,7 +78,17 @@ def look(frame, happened, argument):
         if fired == nth:
             sys.setprofile(None)
             threading.setprofile(None)
-            raise RuntimeError("injected")
+            if not by_signal:
+                raise RuntimeError("injected")
+            signal.raise_signal(signal.SIGALRM)
+
+def trained():
+    global interruptions
+    try:
+        return train(8)
+    except Interruption:
+        interruptions += 1
+        return train(8)
 
 def recorded():
     track = memprof.track(path, allowance_s=600, sample_interval_s=0.01)
@@ -72,7 +96,7 @@ def recorded():
     sys.setprofile(look)
     try:
         with track:
-            return train(8)
+            return trained()
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
@@ -89,8 +113,14 @@ places = sorted(counts, key=title)
 assert len(places) > 100
 
 def attempt():
-    threads = {*threading.enumerate()}
-    assert recorded() == plain, "other losses"
+    global interruptions
+    threads, interruptions = {*threading.enumerate()}, 0
+    try:
+        assert recorded() == plain, "other losses"
+    except Interruption:
+        interruptions += 1
+    assert not ignored, f"Python ignored an error in {ignored.pop().object}"
+    assert interruptions == (by_signal and fired >= nth), f"{interruptions} interruptions"
     assert not threads_failed, "an error in a thread reached the program's hook"
     assert active() is None, "it records still"
     assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack(), "a mode was left"
@@ -111,9 +141,11 @@ for target in places[first::every]:
         print(f"{title(target)}, call {nth}: {type(error).__name__}: {error}", file=sys.stderr)
         threads_failed.clear()
         memprof.stop()
+        fired = nth  # no more
         recorded()
 assert not failed, f"{failed} of {len(places[first::every])} errors did harm"
 print(len(places), "places,", len(places[first::every]), "errors")
 """
 """Arguments: a run file, ``call`` or ``c_call``, and which of its places: the first, and every so
-many. Left out are clocks, locks, and the functions that a program calls itself."""
+many; with ``signal`` the error is what the program's handler of a signal raises, which is to reach
+it, once. Left out are clocks, locks, and the functions that a program calls itself."""

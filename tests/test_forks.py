@@ -76,3 +76,18 @@ def test_one_that_runs_is_read_and_killed() -> None:
         job.kill()
         assert job.wait() == -signal.SIGKILL
     assert forks.run("print('next')").stdout == "next\n"
+
+
+def test_one_that_does_not_end_is_killed_and_its_errors_are_told() -> None:
+    forever = "import sys, time; print('why', file=sys.stderr, flush=True); time.sleep(600)"
+    with pytest.raises(AssertionError, match=r"not ended after 0.5 s:\nwhy"):
+        forks.run(forever, limit_s=0.5)
+    with (
+        forks.started(forever) as job,
+        pytest.raises(AssertionError, match=r"not ended after 0.1 s"),
+    ):
+        job.wait(0.1)
+    with forks.started(forever, limit_s=0.5) as job:
+        assert job.stdout.readline() == b""
+        assert job.wait() == -signal.SIGKILL
+    assert forks.run("print('next')").stdout == "next\n"

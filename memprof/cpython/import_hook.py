@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from memprof.cpython.signal_errors import guarded_errors
+
 __all__ = ["ImportWatch"]
 
 _LOG = logging.getLogger("memprof")
@@ -65,7 +67,7 @@ class ImportWatch:
         self.stop()
         try:
             self._then()
-        except Exception:  # noqa: BLE001 - it would come out of the user's `import torch`
+        except guarded_errors():  # it would come out of the user's `import torch`
             _LOG.warning("could not start recording after import %s", self._name, exc_info=True)
 
 

@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+OBJECTS_AT_ONCE = 1 << 15
+"""Objects looked at together: what is made for them stays in the processor's cache."""
+
 __all__ = ["addresses", "are_exact_instances", "exact_instances"]
 
 Ints = npt.NDArray[np.int64]
@@ -31,7 +34,7 @@ class _Memory:
 
 
 # a list of a standard CPython build: reference count, type, length, pointer to the items, room
-_STANDARD_LIST = (
+STANDARD_LIST = (
     sys.implementation.name == "cpython"
     and sys.byteorder == "little"
     and (object.__basicsize__, list.__basicsize__) == (16, 40)
@@ -44,7 +47,7 @@ def addresses(objects: list[Any]) -> Ints:
     It is not valid any more when the list changes. (``id`` is an audited event: where a library has
     a hook for those, as ``filelock`` does, it takes 0.3 µs instead of 0.03.)
     """
-    if not _STANDARD_LIST or not objects:
+    if not STANDARD_LIST or not objects:
         return np.fromiter(map(id, objects), np.int64, len(objects))
     items = ctypes.c_void_p.from_address(id(objects) + 24).value
     return np.asarray(_Memory(items or 0, len(objects), objects))
@@ -62,5 +65,18 @@ def are_exact_instances(objects: list[Any], kinds: Iterable[type]) -> npt.NDArra
     By the addresses of the types: a metaclass may define ``__hash__`` or ``__eq__``, which would be
     the program's code.
     """
-    types, types_meant = list(map(type, objects)), list(kinds)
-    return np.isin(addresses(types), addresses(types_meant))
+    types_meant = list(kinds)
+    wanted = addresses(types_meant)
+    if not STANDARD_LIST or not objects:
+        types = list(map(type, objects))
+        return np.isin(addresses(types), wanted)
+    # An object's type stands behind its reference count. To read it there takes a third of what
+    # asking each object for its type does, and makes nothing.
+    where = addresses(objects)
+    lowest = int(where.min())
+    words = np.asarray(_Memory(lowest, (int(where.max()) - lowest) // 8 + 2, objects))
+    found = np.empty(len(objects), dtype=np.bool_)
+    for start in range(0, len(objects), OBJECTS_AT_ONCE):
+        at = (where[start : start + OBJECTS_AT_ONCE] - lowest) // 8 + 1
+        found[start : start + OBJECTS_AT_ONCE] = np.isin(words[at], wanted)
+    return found

@@ -263,6 +263,26 @@ bool leave(PyObject* module) {
   return true;
 }
 
+// Whether the error that is set is what a handler of a signal raised: the program's.
+bool is_of_signal() {
+  PyObject* type = nullptr;
+  PyObject* error = nullptr;
+  PyObject* traceback = nullptr;
+  PyErr_Fetch(&type, &error, &traceback);
+  PyErr_NormalizeException(&type, &error, &traceback);
+  if (traceback != nullptr) {
+    PyException_SetTraceback(error, traceback);
+  }
+  PyObject* module = PyImport_ImportModule("memprof.cpython.signal_errors");
+  PyObject* answer =
+      module == nullptr ? nullptr : PyObject_CallMethod(module, "is_of_signal", "O", error);
+  const bool is_of_signal = answer != nullptr && PyObject_IsTrue(answer) == 1;
+  Py_XDECREF(answer);
+  Py_XDECREF(module);
+  PyErr_Restore(type, error, traceback);
+  return is_of_signal;
+}
+
 template <class Follow>
 PyObject* hook(PyObject* const* args, Py_ssize_t count, Follow follow, PyObject* const& in_python) {
   if (in_python == nullptr || count < 1) {
@@ -278,6 +298,9 @@ PyObject* hook(PyObject* const* args, Py_ssize_t count, Follow follow, PyObject*
     }
     if (is_done) {
       Py_RETURN_NONE;
+    }
+    if (PyErr_Occurred() != nullptr && is_of_signal()) {
+      return nullptr;
     }
     PyErr_Clear(); // the function in Python meets it again, and says so
   }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from memprof.record.step_counters import Span, StepCounters
 from memprof.record.step_sample import StepSample
@@ -22,8 +23,7 @@ SINGLE = 4096
 """Rows of all devices together that hold one step each."""
 
 
-@dataclass(slots=True)
-class _Peak:
+class _Peak(msgspec.Struct):
     """A device's last figures, its highest over the run, and a few of its step ends."""
 
     last: Counters
@@ -34,7 +34,7 @@ class _Peak:
     """Bytes of the device that this process's tensors cannot have, at the last look."""
     outside: int = NOT_RECORDED
     """Most that the process held beyond torch's reserved bytes."""
-    sample: StepSample = field(default_factory=StepSample)
+    sample: StepSample = msgspec.field(default_factory=StepSample)
 
     def see(self, counters: Counters, step: int) -> None:
         self.last = counters

@@ -36,6 +36,7 @@ def begin(tracker: Tracker) -> Callable[[], None]:
         listener.open()
 
     def note() -> None:
+        """Listen no more, and write what was heard into the run: NCCL's bytes and "not seen"."""
         for listener in listeners:
             listener.close()
         now_us = time.time_ns() // 1000

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from memprof.cpython.signal_errors import guarded_errors
 from memprof.errors import MemprofError
 from memprof.record.options import Options
 
@@ -64,7 +65,7 @@ class Exports:
         except MemprofError as error:
             self._note(name, error.message, error.hint)
             _LOG.warning("no metrics, the job goes on: %s (%s)", error.message, error.hint)
-        except Exception as error:  # noqa: BLE001 - somebody else's library, in the user's job
+        except guarded_errors() as error:  # somebody else's library, in the user's job
             self._note(name, f"{type(error).__name__}: {error}", "")
             _LOG.warning("no metrics, the job goes on", exc_info=True)
 
@@ -80,7 +81,7 @@ class Exports:
         while self._running:
             try:
                 how(self._running.pop())
-            except Exception:  # noqa: BLE001 - see _try
+            except guarded_errors():  # see _try
                 _LOG.debug("an exporter did not end", exc_info=True)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from memprof.errors import SettingsError
 from memprof.record.window_schedule import Policy
@@ -19,8 +20,7 @@ Source: TypeAlias = "str | EventSource | ReadingSource"
 SOURCES = ("cpu", "cuda", "nvml", "host")
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(msgspec.Struct, frozen=True):
     """The options of `track`; see there."""
 
     budget: float = 0.01

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from memprof.cpython.signal_errors import guarded_errors
 from memprof.errors import MemprofError
 from memprof.records import (
     Finding,
@@ -117,7 +118,7 @@ class Output:
             return
         try:
             self.figures.add(record)
-        except Exception:  # noqa: BLE001 - the file comes first
+        except guarded_errors():  # the file comes first
             self.figures = None
             _LOG.warning("metrics have ended, the recording goes on", exc_info=True)
 

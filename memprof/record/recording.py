@@ -8,10 +8,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import msgspec
+
+from memprof.cpython.signal_errors import guarded_errors
 from memprof.record.output import Output
 from memprof.records import DeviceInfo, Finding, Note, Owners
 from memprof.runfile.writer import encode_state, encode_trace
@@ -34,8 +36,7 @@ _DEAREST_EVENT_US = 30.0
 Answer = TypeVar("Answer")
 
 
-@dataclass(slots=True)
-class _Open:
+class _Open(msgspec.Struct):
     """A source that works, and how long its last drain took."""
 
     source: EventSource
@@ -64,8 +65,7 @@ class Use(NamedTuple):
     """New rows of the interned tables."""
 
 
-@dataclass(slots=True)
-class Recording:
+class Recording(msgspec.Struct):
     """One run file being written from its event sources.
 
     A source that raises is closed, with a note in the file and one warning in the log; the others
@@ -76,14 +76,16 @@ class Recording:
     interner: Interner
     window: int = NOT_RECORDED
     """The open window's number, or `NOT_RECORDED`."""
-    _sources: list[_Open] = field(default_factory=list)
+    _sources: list[_Open] = msgspec.field(default_factory=list)
+    _failed: list[_Open] = msgspec.field(default_factory=list)
+    """Those that were closed, perhaps within a step, where not everything can be undone."""
     _windows: int = 0
-    _events_written: dict[str, int] = field(default_factory=dict)
+    _events_written: dict[str, int] = msgspec.field(default_factory=dict)
     """Events of the open window that were written, by device."""
-    _totals: dict[str, int] = field(default_factory=dict)
+    _totals: dict[str, int] = msgspec.field(default_factory=dict)
     _bytes: int = 0
     _rows: int = 0
-    _files: ProgramFiles = field(default_factory=ProgramFiles)
+    _files: ProgramFiles = msgspec.field(default_factory=ProgramFiles)
 
     def add(self, source: EventSource) -> None:
         """Open a source; in a window it records from now on."""
@@ -179,6 +181,7 @@ class Recording:
         for open_source in list(self._sources):
             states = self._ask(open_source, open_source.source.end_window) or {}
             self._write_states("end", states)
+        self._write_observations()
         self.write_notes()
         self.window = NOT_RECORDED
         self.output.flush()
@@ -192,6 +195,12 @@ class Recording:
         self._totals[device] = self.total_events(device) + len(events)
         return number
 
+    def _write_observations(self) -> None:
+        self.write_tables()
+        for open_source in self._able("observations"):
+            for record in self._ask(open_source, open_source.source.observations) or ():
+                self.output.write(record)
+
     def write_notes(self) -> None:
         """What the sources could not see since the last call."""
         for open_source in list(self._sources):
@@ -203,7 +212,13 @@ class Recording:
         self.output.write(Note(source, message, hint, time.time_ns() // 1000))
 
     def close(self) -> None:
-        """Close every source."""
+        """Close every source, and once more those that failed."""
+        for open_source in self._failed:
+            try:
+                open_source.source.close()
+            except Exception:  # noqa: BLE001 - that it failed was said
+                _LOG.debug("the source %r did not close", open_source.source.name)
+        self._failed.clear()
         while self._sources:
             open_source = self._sources[-1]
             self._ask(open_source, open_source.source.close)
@@ -215,7 +230,7 @@ class Recording:
         for open_source in reversed(self._sources):
             try:
                 open_source.source.close()
-            except Exception:  # noqa: BLE001 - the child must start whatever happens here
+            except guarded_errors():  # the child must start whatever happens here
                 _LOG.debug("the source %r did not close in a fork", open_source.source.name)
         self._sources.clear()
 
@@ -261,19 +276,20 @@ class Recording:
         """The source's answer; None when it raised, after which it is closed and gone."""
         try:
             return question()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on
+        except guarded_errors() as error:  # whatever it is, the job goes on
             self._drop(open_source, error)
             return None
 
     def _drop(self, open_source: _Open, error: Exception) -> None:
         if open_source in self._sources:
             self._sources.remove(open_source)
+        self._failed.append(open_source)
         name = open_source.source.name
         self.note(name, f"the source failed and was closed: {type(error).__name__}: {error}")
         _LOG.warning("the source %r failed and was closed; the job goes on", name, exc_info=error)
         try:
             open_source.source.close()
-        except Exception as second:  # noqa: BLE001 - see _ask
+        except guarded_errors() as second:  # see _ask
             self.note(name, f"closing it failed too: {type(second).__name__}: {second}")
 
 

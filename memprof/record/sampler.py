@@ -6,10 +6,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
+from memprof.cpython.signal_errors import guarded_errors
 from memprof.records import Readings
 from memprof.sources.protocol import Reading, ReadingSource
 
@@ -18,14 +19,13 @@ __all__ = ["ReadingBuffer", "Sampler", "Thinning"]
 _LOG = logging.getLogger("memprof")
 
 
-@dataclass(slots=True)
-class ReadingBuffer:
+class ReadingBuffer(msgspec.Struct):
     """Readings of one source and one device until they are written as one record."""
 
     source: str
     device: str
-    time_us: list[int] = field(default_factory=list)
-    values: dict[str, list[float | int | None]] = field(default_factory=dict)
+    time_us: list[int] = msgspec.field(default_factory=list)
+    values: dict[str, list[float | int | None]] = msgspec.field(default_factory=dict)
 
     def add(self, reading: Reading) -> None:
         """One more row; names that it has not, or that are new to it, are filled with None."""
@@ -167,11 +167,13 @@ class Sampler:
         """Whatever a source raises, the job goes on, without that source."""
         try:
             action(*arguments)
-        except Exception as error:  # noqa: BLE001 - see above
+        except guarded_errors() as error:  # see above
             self._sources.remove(source)
             self._failed(source, error)
-            with suppress(Exception):  # it has failed already, which is said
+            try:
                 source.close()
+            except guarded_errors():  # it has failed already, which is said
+                pass
 
     def _buffer(self, source: str, device: str) -> ReadingBuffer:
         key = (source, device)
@@ -184,7 +186,7 @@ class Sampler:
                 self._flush()
                 self._beat()
                 self._processor_us = time.thread_time() * 1e6
-        except Exception:  # noqa: BLE001 - Python would hand it to the program's `excepthook`
+        except guarded_errors():  # Python would hand it to the program's `excepthook`
             _LOG.warning("readings have ended, the job goes on", exc_info=True)
 
     @property

@@ -17,6 +17,9 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from memprof.cpython.signal_errors import guarded_errors
 from memprof.cpython.thread_clock import thread_us
 from memprof.errors import MemprofError
 from memprof.record.device_figures import FiguresByDevice
@@ -43,6 +46,7 @@ from memprof.records import (
 from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.loop.main_thread import Beat, MainThread
 from memprof.sources.loop.step_detector import Guess
+from memprof.sources.owners.unmoved_parameters import UnmovedParametersWatch
 from memprof.sources.protocol import Counters, Interner, ReadingSource
 from memprof.trace import NOT_RECORDED
 from memprof.units import format_bytes, format_count, format_duration
@@ -107,8 +111,11 @@ class Session:
         self.meter = OverheadMeter(ranks)
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._schedule = WindowSchedule(replace(options.policy, ranks=ranks), round(_clock_us()))
+        self._schedule = WindowSchedule(
+            msgspec.structs.replace(options.policy, ranks=ranks), round(_clock_us())
+        )
         self._loop_watch: LoopWatch | None = None
+        self._unmoved: UnmovedParametersWatch | None = None
         self._survivor_watch: SurvivorWatch | None = None
         self._sampler: Sampler | None = None
         self._thinning = Thinning()
@@ -182,6 +189,8 @@ class Session:
         if self._options.in_progress:
             self._loop_watch.find_existing()
         self._loop_watch.listeners.append(Ticks(self._tick, self._training_begins))
+        self._unmoved = UnmovedParametersWatch(self._loop_watch)
+        self._loop_watch.listeners.append(self._unmoved)
         sources = event_sources(self._options, self.interner, self._loop_watch, self.recording.note)
         for source in sources:
             if hasattr(source, "on_oom"):
@@ -258,6 +267,7 @@ class Session:
             self._figures.see(self.recording.counters(), self._steps)
             if self.recording.window != NOT_RECORDED:
                 self._end_window(End.STOP, in_step=True)
+            self._write_unmoved()
             self._account()
             self._tell_guess()
             if self.recording.grow():
@@ -280,7 +290,7 @@ class Session:
         if self._loop_watch is not None:
             try:
                 self._loop_watch.close()
-            except Exception:  # noqa: BLE001 - the child must start whatever happens here
+            except guarded_errors():  # the child must start whatever happens here
                 _LOG.debug("the hooks on torch did not close in a fork", exc_info=True)
 
     # -- while the job runs --------------------------------------------------------------------
@@ -307,6 +317,7 @@ class Session:
             self.recording.window == NOT_RECORDED
             and _clock_us() < self._look_again_us
             and (step + 1) % self._grid
+            and not self._is_searching()
         ):
             return  # steps so short that a look at each would cost too much
         began_us = thread_us()
@@ -391,7 +402,7 @@ class Session:
         if self._options.on_finding is not None:
             try:
                 self._options.on_finding(finding)
-            except Exception:  # noqa: BLE001 - it is the user's code, in the user's job
+            except guarded_errors():  # it is the user's code, in the user's job
                 _LOG.warning("on_finding raised; the job goes on", exc_info=True)
 
     def _look(self, *, by_time: bool = False) -> None:
@@ -418,8 +429,10 @@ class Session:
             trains=self._loop_watch is not None and self._loop_watch.trains,
         )
         self._grid = self._schedule.grid(at_us)
-        if is_open and self._survivor_watch is not None:
+        if is_open:
             self._search(lambda lookout: lookout.step_ended(self._last_step))
+        elif self._is_searching():
+            self._search(lambda lookout: lookout.step_ended_between(self._last_step))
         if is_open != was_open or self.recording.is_over():
             self._change_window(is_open=is_open, in_step=False)
         self._write_now_and_then(at_us)
@@ -427,6 +440,10 @@ class Session:
         self._hooks_in_step_us = 0.0
         self._events_in_step, self._prior_in_step_us = 0, 0.0
         self._step_start_us, self._step_began_us = now_us(), _clock_us()
+
+    def _is_searching(self) -> bool:
+        """Whether a search that was begun in a window is to be gone on with."""
+        return self._survivor_watch is not None and self._survivor_watch.is_searching
 
     def _search(self, look: Callable[[SurvivorWatch], None]) -> float:
         """Let the lookout do its part, which is counted as a search; microseconds that it took."""
@@ -488,6 +505,11 @@ class Session:
             searched_us = self._search(lambda lookout: lookout.window_ended())
         self.meter.edge(thread_us() - began_us - searched_us)
 
+    def _write_unmoved(self) -> None:
+        record = self._unmoved.take() if self._unmoved is not None else None
+        if record is not None:
+            self.output.write(record)
+
     def _begin_window(self) -> None:
         self._window_us, self._window_began_us = now_us(), _clock_us()
         self._window_step = self._last_step + 1
@@ -503,6 +525,7 @@ class Session:
         self._busy_share = min(1.0, (processor_us - self._processor_us) / max(1, took_us))
         self._processor_us = processor_us
         self.recording.end_window()
+        self._write_unmoved()
         self._beats.pace(_BEAT_BETWEEN_MS)
         if self._loop_watch is not None:
             self._loop_watch.unwatch_modules()
@@ -602,6 +625,8 @@ class Session:
             self.recording.drain()
             self._account()
         self._write_now_and_then(at_us)
+        if self.recording.window == NOT_RECORDED and self._is_searching():
+            self._search(lambda lookout: lookout.step_ended_between(self._last_step))
         self._judge(at_us)
         self._count_by_time(at_us)
 
@@ -701,7 +726,7 @@ class Session:
         """Run our own code; an error in it ends the recording, never the job."""
         try:
             action(*arguments)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on
+        except guarded_errors() as error:  # whatever it is, the job goes on
             _LOG.warning("recording has ended, the job goes on", exc_info=True)
             self.recording.note("tracker", f"recording ended: {type(error).__name__}: {error}")
             self._abandon()
@@ -718,7 +743,7 @@ class Session:
         """Do something that the rest does not depend on; whether it could be done."""
         try:
             action()
-        except Exception:  # noqa: BLE001 - see _guard
+        except guarded_errors():  # see _guard
             _LOG.warning("a part of recording failed, the job goes on", exc_info=True)
             return False
         return True

@@ -15,9 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from memprof.attach.server import RequestServer
 from memprof.errors import MemprofError, MissingError, SettingsError
@@ -28,6 +29,8 @@ from memprof.version import __version__
 
 if TYPE_CHECKING:
     from memprof.record.tracker import Tracker
+
+from memprof.cpython.signal_errors import is_of_signal
 
 __all__ = ["Standby", "stand_by_attached", "standing_by"]
 
@@ -142,7 +145,7 @@ class Standby:
         options = {
             name: request[name] for name in _REQUEST_OPTIONS if request.get(name) is not None
         }
-        tracker = Tracker(path, replace(self._options, **options, in_progress=True))
+        tracker = Tracker(path, msgspec.structs.replace(self._options, **options, in_progress=True))
         for name in _LOADED_BEFORE:
             importlib.import_module(name)
 
@@ -288,8 +291,10 @@ class _Call:
             return
         try:
             self._action()
-        except Exception as error:  # noqa: BLE001 - whoever asked is told
-            self.error = error
+        except BaseException as error:
+            self.error = error  # whoever asked is told
+            if is_of_signal(error):
+                raise
         finally:
             self.done.set()
 

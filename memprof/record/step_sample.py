@@ -5,9 +5,9 @@ What is told of them in the footer is here; rows of all steps are `step_counters
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from memprof.trace import NOT_RECORDED, WARM_UP
@@ -21,18 +21,17 @@ _MOST = 128
 """Step ends that are kept: their 8,128 pairs are compared in a tenth of a millisecond."""
 
 
-@dataclass(slots=True)
-class StepSample:
+class StepSample(msgspec.Struct):
     """Every step end, later every 2nd, 4th, 8th …: at regular distances over the whole run."""
 
     _stride: int = 1
     _count: int = 0
-    _steps: list[int] = field(default_factory=list)
-    _allocated: list[int] = field(default_factory=list)
-    _duration_us: list[float] = field(default_factory=list)
-    _peaks: list[int] = field(default_factory=list)
-    _end_us: list[int] = field(default_factory=list)
-    _peaks_with_gaps: list[int] = field(default_factory=list)
+    _steps: list[int] = msgspec.field(default_factory=list)
+    _allocated: list[int] = msgspec.field(default_factory=list)
+    _duration_us: list[float] = msgspec.field(default_factory=list)
+    _peaks: list[int] = msgspec.field(default_factory=list)
+    _end_us: list[int] = msgspec.field(default_factory=list)
+    _peaks_with_gaps: list[int] = msgspec.field(default_factory=list)
     _peak: int = NOT_RECORDED
     """The highest since the last step end that is kept; likewise the most that was taken."""
     _most: int = NOT_RECORDED

@@ -15,12 +15,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
+import msgspec
+
 from memprof.cpython.gc_pause import collector_paused
 from memprof.cpython.import_hook import ImportWatch
+from memprof.cpython.signal_errors import guarded_errors, is_of_signal
 from memprof.errors import MemprofError
 from memprof.record.options import SOURCES, Options, Source
 from memprof.record.process import DEFAULT_PATH, Rank, path_of_rank
@@ -203,7 +205,10 @@ class Tracker:
                     self._begin()
             except MemprofError:
                 raise
-            except Exception:  # noqa: BLE001 - whatever it is, the job goes on
+            except BaseException as reason:  # Ctrl-C too leaves no hook behind
+                if is_of_signal(reason):
+                    self._abandon()
+                    raise
                 _LOG.warning("nothing is recorded, the job goes on", exc_info=True)
                 self._abandon()
                 return self
@@ -228,7 +233,7 @@ class Tracker:
                     self._end(status)
             except BaseException as reason:  # Ctrl-C too leaves no hook behind
                 self._abandon()
-                if not isinstance(reason, Exception):
+                if is_of_signal(reason):
                     raise
                 _LOG.warning("recording has not ended well, the job goes on", exc_info=True)
             finally:
@@ -264,7 +269,7 @@ class Tracker:
 
     def end_program_after(self, steps: int) -> None:
         """End the program by `SystemExit` after so many steps; to be called before `start`."""
-        self._options = replace(self._options, last_step=steps)
+        self._options = msgspec.structs.replace(self._options, last_step=steps)
 
     def note_second(self, path: str) -> None:
         """Another tracker wanted to start while this one records."""
@@ -370,7 +375,7 @@ def _take_what_was_left() -> None:
     for take in (pop_left, remove_left):
         try:
             take()
-        except Exception:  # noqa: BLE001 - the job goes on
+        except guarded_errors():  # the job goes on
             _LOG.warning("a hook of an earlier recording was not removed", exc_info=True)
 
 

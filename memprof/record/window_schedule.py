@@ -10,8 +10,9 @@ import enum
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+import msgspec
 
 __all__ = [
     "Climb",
@@ -55,8 +56,7 @@ class End(str, enum.Enum):
     """Recording ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(msgspec.Struct, frozen=True):
     """What recording may cost."""
 
     budget: float = 0.01
@@ -377,7 +377,7 @@ class WindowSchedule:
     def add_allowance(self, duration_us: float) -> None:
         """Allow the first window as much as if so much had not been used before it began."""
         allowance_us = self._policy.allowance_us + round(duration_us / self.START_SHARE)
-        self._policy = replace(self._policy, allowance_us=allowance_us)
+        self._policy = msgspec.structs.replace(self._policy, allowance_us=allowance_us)
         self._total_at_opening_us += duration_us
 
     def events_recorded(self, count: int) -> None:

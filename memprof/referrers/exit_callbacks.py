@@ -5,8 +5,8 @@ from __future__ import annotations
 import atexit
 import functools
 import types
-from contextlib import suppress
 
+from memprof.cpython.signal_errors import guarded_errors
 from memprof.reference_chain import Link, LinkKind
 from memprof.referrers.introspection import is_one_of, qualified_name
 from memprof.sources.user_files import is_user_file
@@ -57,8 +57,10 @@ def _exit_functions() -> list[object]:
     compare in C; only a callable of a class with an ``__eq__`` of its own runs code for it.
     """
     listener = _Listener()
-    with suppress(Exception):  # of such an ``__eq__``: what was heard until then is all
+    try:
         atexit.unregister(listener)  # type: ignore[arg-type]
+    except guarded_errors():  # of such an ``__eq__``: what was heard until then is all
+        pass
     return listener.heard
 
 

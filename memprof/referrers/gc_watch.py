@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from memprof.cpython.signal_errors import covers_entry, is_of_signal, raised_at_death
 from memprof.records import Finding
 
 __all__ = ["Collections"]
@@ -69,16 +70,28 @@ class Collections:
     def _freed(self, info: Mapping[str, Any]) -> bool:
         return self._pending() != self._before or bool(info["collected"] and self._blind())
 
-    def _on_collection(self, phase: str, info: Mapping[str, Any]) -> None:
+    @covers_entry
+    def _on_collection(self, phase: str, info: Mapping[str, Any]) -> object:
+        try:
+            self._note(phase, info)
+        except BaseException as error:  # the collector ignores it
+            if is_of_signal(error):
+                return self._on_collection(phase, info), raised_at_death(error)
+            raise
+        return None
+
+    def _note(self, phase: str, info: Mapping[str, Any]) -> None:
         if os.getpid() != self._pid:
             return
         if phase == "start":
             self._before, self._began_us = self._pending(), _now_us()
         elif self._began_us and self._freed(info):
-            if len(self._rows) < _MOST:
-                self._rows.append((self._began_us, _now_us(), int(info["generation"])))
-            else:
-                self._losses += 1
+            row = (self._began_us, _now_us(), int(info["generation"]))
+            has_room = len(self._rows) < _MOST
+            # From here to the end at one stroke: it may be begun anew after an error.
+            self._began_us = 0
+            self._losses += not has_room
+            self._rows += (row,) * has_room
 
 
 def _now_us() -> int:

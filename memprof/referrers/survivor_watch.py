@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memprof.cpython.gc_pause import collector_paused
+from memprof.cpython.signal_errors import guarded_errors
 from memprof.records import Finding
 from memprof.referrers.gc_watch import Collections
 from memprof.sources.protocol import EventSource
@@ -57,6 +58,16 @@ class SurvivorWatch:
         self._step = step
         self._guard(lambda survivors: survivors.step_ended(step), freed=self._is_full())
 
+    @property
+    def is_searching(self) -> bool:
+        """Whether a search was begun that goes on at the next step's end, in a window or not."""
+        return self._survivors is not None and self._survivors.is_searching
+
+    def step_ended_between(self, step: int) -> None:
+        """After a step that no window recorded, while a search goes on."""
+        self._step = step
+        self._guard(lambda survivors: survivors.step_ended_between(step), freed=False)
+
     def window_ended(self) -> None:
         """When new tensors are not seen any more for a while."""
         self._guard(lambda survivors: survivors.window_ended(self._step), freed=True)
@@ -84,7 +95,7 @@ class SurvivorWatch:
                 collected = self._collections.take(self._step)
                 if collected is not None:
                     self._write(collected, "")
-        except Exception as error:  # noqa: BLE001 - the job and its recording go on
+        except guarded_errors() as error:  # the job and its recording go on
             _LOG.warning("the search for survivors failed and has ended", exc_info=True)
             self._note("survivors", f"the search has ended: {type(error).__name__}: {error}")
             self.close(quietly=True)

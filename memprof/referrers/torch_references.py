@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from memprof.cpython.signal_errors import guarded_errors
 from memprof.reference_chain import Link, LinkKind
 from memprof.referrers.heap import Deadline, Heap
 from memprof.referrers.targets import Targets, unwrapped
@@ -182,7 +183,7 @@ def _readable(hops: Iterator[_Hop]) -> Iterator[_Hop]:
     """The hops up to one that raises: one strange object ends no search."""
     try:
         yield from hops
-    except Exception:  # noqa: BLE001 - a subclass may raise anything
+    except guarded_errors():  # a subclass may raise anything
         return
 
 

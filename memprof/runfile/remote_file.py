@@ -7,10 +7,12 @@ import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
+
+from memprof.cpython.signal_errors import guarded_errors
 from memprof.errors import MissingError
 
 if TYPE_CHECKING:
@@ -39,8 +41,7 @@ _LEAST_READ, _MOST_READ = 1 << 16, 1 << 23
 the two ends of a file are cheap, and a whole one comes in few requests."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Status:
+class _Status(msgspec.Struct, frozen=True):
     st_size: int
 
 
@@ -181,7 +182,7 @@ def remote_filesystem(url: str) -> Iterator[tuple[Any, str]]:
     except (OSError, MissingError):
         raise
     # Each filesystem has errors of its own: no credentials, no such host, a refused connection.
-    except Exception as error:
+    except guarded_errors() as error:
         raise OSError(f"{type(error).__name__}: {error}") from error
 
 
@@ -216,6 +217,7 @@ class _Ranges(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: Buffer) -> int:
+        """Bytes put into a buffer, 0 at the end; fetches more, the longer it goes straight on."""
         view = memoryview(buffer)
         end = self._start + len(self._content)
         if not self._start <= self._position < end:

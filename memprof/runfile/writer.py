@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from memprof.cpython.signal_errors import guarded_errors
 from memprof.records import (
     BlockColumns,
     Footer,
@@ -78,7 +79,7 @@ class RunWriter:
                 self._sink.write(data)
                 self._sink.flush()
             # A remote file system raises what it likes; the job must not see it.
-            except Exception as error:  # noqa: BLE001
+            except guarded_errors() as error:
                 self.failure, sink, self._sink = error, self._sink, None
                 _close(sink)
 
@@ -102,7 +103,7 @@ class RunWriter:
 def _close(sink: Sink) -> Exception | None:
     try:
         sink.close()
-    except Exception as error:  # noqa: BLE001 - as in flush
+    except guarded_errors() as error:  # as in flush
         return error
     return None
 
@@ -147,6 +148,7 @@ def encode_trace(device: str, window: int, first_event: int, events: Events) -> 
         category=events.category.tolist(),
         stream=events.stream.tolist() if events.stream.any() else [],
         pool=events.pool.tolist() if (events.pool != NOT_RECORDED).any() else [],
+        origin=events.origin.tolist() if events.origin.any() else [],
     )
 
 

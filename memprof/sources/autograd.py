@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
+from memprof.cpython.signal_errors import guarded_errors
+
 __all__ = ["any_was_made", "grad_fn_of", "grad_fns_of", "gradient_of", "has_gradient", "is_leaf"]
 
 _GRAD_FN = attrgetter("grad_fn")
@@ -21,7 +23,7 @@ def grad_fn_of(tensor: Any) -> Any:
     """The node that made a tensor; ``None`` for a leaf, and where torch cannot tell any more."""
     try:
         return tensor.grad_fn
-    except Exception:  # noqa: BLE001 - and a subclass of the program may raise anything
+    except guarded_errors():  # and a subclass of the program may raise anything
         return None
 
 
@@ -29,7 +31,7 @@ def grad_fns_of(tensors: Sequence[Any]) -> list[Any]:
     """The same of each of many tensors, of which one that cannot be asked is rare."""
     try:
         return list(map(_GRAD_FN, tensors))
-    except Exception:  # noqa: BLE001 - one of them: each by itself then
+    except guarded_errors():  # one of them: each by itself then
         return list(map(grad_fn_of, tensors))
 
 
@@ -37,7 +39,7 @@ def is_leaf(tensor: Any) -> bool:
     """Whether no node made a tensor; one of which torch cannot tell was made by one."""
     try:
         return bool(tensor.is_leaf)
-    except Exception:  # noqa: BLE001 - and a subclass of the program may raise anything
+    except guarded_errors():  # and a subclass of the program may raise anything
         return False
 
 
@@ -50,7 +52,7 @@ def gradient_of(tensor: Any) -> Any:
     """What is in the ``.grad`` of a tensor; ``None`` where nothing is."""
     try:
         leaf = tensor.is_leaf
-    except Exception:  # noqa: BLE001 - as in `is_leaf`
+    except guarded_errors():  # as in `is_leaf`
         leaf = False
     return tensor.grad if leaf or tensor.retains_grad else None
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+from memprof.cpython.signal_errors import guarded_errors
+
 __all__ = ["GuardedAccess", "plain_attributes"]
 
 T = TypeVar("T")
@@ -43,7 +45,7 @@ class GuardedAccess:
         for item in items:
             try:
                 look(item)
-            except Exception as error:  # noqa: BLE001 - the program's own code may run in it
+            except guarded_errors() as error:  # the program's own code may run in it
                 self.add(item, error)
 
     def within(self, accessor: Callable[[T], Iterable[R]], items: Iterable[T]) -> Iterator[R]:
@@ -51,7 +53,7 @@ class GuardedAccess:
         for item in items:
             try:
                 yield from accessor(item)
-            except Exception as error:  # noqa: BLE001 - the program's own code may run in it
+            except guarded_errors() as error:  # the program's own code may run in it
                 self.add(item, error)
 
     def notes(self) -> list[str]:
@@ -70,6 +72,6 @@ def plain_attributes() -> Any:
 def _words(error: Any) -> str:
     try:
         text = f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - errors can be the program's own, too
+    except guarded_errors():  # errors can be the program's own, too
         text = "an error without words"
     return text.partition("\n")[0][:_LONGEST]

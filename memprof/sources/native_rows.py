@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
+from memprof.cpython.signal_errors import guarded_errors
 from memprof.sources.label_rows import LabelRows
 from memprof.sources.loop.loop_watch import LoopWatch, annotation_changes
 from memprof.sources.loop.thread_state import NO_TASK, BackwardPass, ThreadPosition
@@ -94,7 +95,7 @@ class _Places:
         try:
             place = place or self._loop_watch.place()
             self._tell(place.row, _IN_GRAPH if type(place) is BackwardPass else place.task)
-        except Exception as error:  # noqa: BLE001 - a missing label, not a broken job
+        except guarded_errors() as error:  # a missing label, not a broken job
             for labels in self._followers:
                 labels.failure = f"a boundary was missed: {type(error).__name__}: {error}"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 
 from memprof.records import DeviceInfo, TablesRecord
@@ -38,8 +38,7 @@ class Counters(NamedTuple):
     ooms: int = NOT_RECORDED
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True, eq=False):
     """The events of one device since the last drain, and categories that became known late.
 
     ``late_events`` and ``late_blocks`` map an event index of this window, or the address of a block
@@ -48,8 +47,8 @@ class Chunk:
 
     device: str
     events: Events
-    late_events: Mapping[int, int] = field(default_factory=dict)
-    late_blocks: Mapping[int, int] = field(default_factory=dict)
+    late_events: Mapping[int, int] = msgspec.field(default_factory=dict)
+    late_blocks: Mapping[int, int] = msgspec.field(default_factory=dict)
 
 
 class Reading(NamedTuple):

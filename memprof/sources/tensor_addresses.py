@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
+from memprof.cpython.signal_errors import guarded_errors
+
 __all__ = ["DeviceBlock", "PlaceOf", "StorageAddress", "place_of", "storage_place"]
 
 StorageAddress: TypeAlias = "tuple[str, int]"
@@ -37,7 +39,7 @@ def place_of(tensor: Any) -> StorageAddress:
         if not address:
             return _NOWHERE
         return _CUDA[tensor.get_device()] if tensor.is_cuda else str(tensor.device), address
-    except Exception:  # noqa: BLE001 - torch's, or whatever a subclass raises
+    except guarded_errors():  # torch's, or whatever a subclass raises
         return _NOWHERE
 
 

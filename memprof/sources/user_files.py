@@ -11,8 +11,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memprof.cpython.signal_errors import guarded_errors
 from memprof.records import SourceFiles
 from memprof.runfile.source_digests import MOST_BYTES, MOST_FILES, digest_of
+from memprof.source_code.frame_kind import is_installed
 
 if TYPE_CHECKING:
     import psutil
@@ -33,7 +35,9 @@ def is_user_file(filename: str) -> bool:
     path = os.path.abspath(filename)  # noqa: PTH100 - resolve() would follow links
     if "site-packages" in path or "dist-packages" in path:
         return False
-    return not any(path.startswith(folder + os.sep) for folder in _library_folders())
+    if any(path.startswith(folder + os.sep) for folder in _library_folders()):
+        return False
+    return not is_installed(path.replace(os.sep, "/"))
 
 
 @lru_cache(maxsize=1)
@@ -72,7 +76,7 @@ class ProgramFiles:
             return ""
         try:
             content = self._content(filename)
-        except Exception:  # noqa: BLE001 - a file without a digest is no error, least of all the job's
+        except guarded_errors():  # a file without a digest is no error, least of all the job's
             return ""
         self._files_hashed += content is not None
         return digest_of(content) if content is not None else ""

@@ -224,6 +224,7 @@ class TraceBuilder:
                 "pool": 0,
                 "category": block.category if block and action == Action.ALLOC else 0,
                 "block_size": 0,
+                "origin": 0,
             }
         )
         self._time_us += self.step_us

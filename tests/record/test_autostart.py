@@ -27,6 +27,14 @@ def train():
         optimizer.zero_grad()
 """
 """Three steps of an optimizer, the first of which imports half of torch."""
+THRICE = """
+import memprof, torch
+def train():
+    for _ in range(3):
+        torch.nn.Linear(8, 1)(torch.ones(2, 8)).sum().backward()
+        memprof.step()
+"""
+"""Three steps that the program tells, for tests of who writes which file."""
 ONCE = """
 import torch
 def train():
@@ -156,7 +164,7 @@ def test_memprof_run_under_the_variable_writes_its_own_file_only(site, out, tmp_
 def test_a_child_process_writes_a_file_of_its_own(site, out, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        TRAIN
+        THRICE
         + """
 import multiprocessing
 if __name__ == "__main__":
@@ -182,7 +190,7 @@ def test_a_child_of_a_python_without_torch_writes_the_file_itself(site, out, tmp
 
 def test_a_file_of_an_earlier_launch_is_replaced(site, out):
     (out / "run.json").write_text("[old]")
-    assert python(site, "-c", TRAIN + "train()", run_file=out / "run.json").returncode == 0
+    assert python(site, "-c", THRICE + "train()", run_file=out / "run.json").returncode == 0
     assert files(out) == ["run.json"]
     assert record(out / "run.json", "footer")["steps"] == 3
 
@@ -191,7 +199,7 @@ def test_a_file_of_an_earlier_launch_is_replaced(site, out):
 def test_under_torchrun_each_rank_writes_its_file_and_the_launcher_none(site, out, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
-        TRAIN
+        THRICE
         + """
 import torch.distributed as dist
 dist.init_process_group("gloo")
@@ -235,7 +243,7 @@ def test_the_file_is_named_at_the_end_to_whoever_sits_at_the_terminal(
     import pty
 
     script = tmp_path / "script.py"
-    script.write_text(TRAIN + ("train()" if trains else ""))
+    script.write_text(THRICE + ("train()" if trains else ""))
     ours, theirs = pty.openpty()
     environment = {n: v for n, v in os.environ.items() if not n.startswith(("MEMPROF", "PYTHON"))}
     environment["PYTHONPATH"] = os.pathsep.join(

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,25 @@ def test_a_limit_that_was_set_before_anything_was_allocated_is_known_too(recorde
     (told,) = post_mortems(recorded(stand_in, lambda torch: torch.alloc(4000 * MIB)))
     assert told.cause is OomCause.LIMIT
     assert told.failure.fraction == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("reserve", "cause"),
+    [("1G", OomCause.LIMIT), ("2.1G", OomCause.OTHERS), ("1G,", OomCause.OTHERS)],
+)
+def test_a_request_beyond_the_addresses_of_a_segment_is_told_as_what_the_program_set(
+    recorded, reserve, cause
+):
+    stand_in = TorchStandIn(capacity=1000 * MIB, outside=4 << 30)
+    run = recorded(stand_in, lambda torch: torch.alloc(2048 * MIB))
+    (device,) = (one for one in run.devices if one.device == "cuda:0")
+    conf = f"expandable_segments:{not reserve.endswith(',')},expandable_segments_reserve:{reserve}"
+    windows = tuple(
+        replace(trace, settings={"PYTORCH_CUDA_ALLOC_CONF": conf}) for trace in device.windows
+    )
+    (told,) = post_mortems(replace(run, devices=(replace(device, windows=windows),)))
+    assert told.cause is cause
+    assert bool(told.advice) == (cause is OomCause.LIMIT) == ("lets a segment have 1" in told.why)
 
 
 def test_the_finding_holds_what_was_asked_held_and_free(recorded):

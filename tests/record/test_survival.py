@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch", reason="there is nothing to record without 
 
 from tests import forks  # noqa: E402
 from tests.injected_errors import INJECT, TRAIN  # noqa: E402
+from tests.tracked import PYTHONPATH  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="programs are forked")
 
@@ -68,6 +69,12 @@ if sys.argv[2] == "-24":
 def test_an_exception_in_any_call_of_our_own_code_reaches_no_job(path):
     """Every eighth function; `tests/benchmarks/injected_errors.py` tries all, and calls into C."""
     done = forks.run(TRAIN + INJECT, path, "call", 3, 8)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_what_a_handler_of_a_signal_raises_in_any_call_of_our_own_code_reaches_the_job(path):
+    """Every 24th function; it is an `Exception`, as our own errors are."""
+    done = forks.run(TRAIN + INJECT, path, "call", 5, 24, "signal")
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -406,3 +413,62 @@ def test_a_signal_at_a_random_moment_ends_the_job_as_without_us_and_the_file_loa
         assert len(steps) > 0  # what came in the last tenth of a second may be missing
         assert list(steps.first) == list(range(len(steps)))
         assert (run.footer is not None) == (number == signal.SIGINT)
+
+
+def test_a_source_that_fails_within_an_optimizers_step_leaves_no_mode(path, monkeypatch):
+    """There its mode is not the uppermost one, or torch puts it back: it goes when recording ends."""
+    from torch.utils import _python_dispatch
+
+    from memprof.sources.cpu import dispatch_source
+
+    asked = []
+
+    def fails_once():
+        asked.append(1)
+        if len(asked) == 6:
+            raise RuntimeError("injected")
+        return False
+
+    monkeypatch.setattr(dispatch_source, "is_used", fails_once)
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with memprof.track(path, sources=["cpu"], allowance_s=600):
+        for _ in range(8):
+            weight.sum().backward()
+            optimizer.step()
+    assert len(asked) >= 6
+    assert _python_dispatch._get_current_dispatch_mode_stack() == []
+
+
+TRACED = """
+import sys, torch, memprof
+calls = 0
+def place(frame):
+    names = [frame.f_code.co_filename, frame.f_back.f_code.co_filename if frame.f_back else ""]
+    return all(name.startswith("/nowhere") for name in names)
+def look(frame, event, argument):
+    global calls
+    calls += 1
+    if event == "call":
+        place(frame)
+    return look
+with memprof.track(sys.argv[1], max_events=3000, allowance_s=600):
+    getattr(sys, sys.argv[2])(look)
+    for _ in range(4000):
+        torch.ones(4) + 1
+    getattr(sys, sys.argv[2])(None)
+print(calls > 4000)
+"""
+
+
+@pytest.mark.parametrize("setter", ["setprofile", "settrace"])
+def test_a_program_whose_calls_are_traced_goes_on_when_a_limit_ends_the_recording(path, setter):
+    done = subprocess.run(
+        [sys.executable, "-c", TRACED, str(path), setter],
+        env=os.environ | {"PYTHONPATH": PYTHONPATH, "MEMPROF_NATIVE": "0"},
+        capture_output=True,
+        text=True,
+        timeout=60,  # else its main thread runs calls of ours for ever
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import types
 import zipfile
 from pathlib import Path
 
@@ -146,3 +147,39 @@ def test_this_process_began_before_its_tests():
 def test_the_users_files_are_told_by_their_place():
     assert is_user_file("/home/me/train.py")
     assert not is_user_file(json.__file__)
+
+
+def test_what_an_installer_put_into_any_folder_is_not_the_users(tmp_path):
+    """``pip install --target``: such a package's names and lines are no explanation to a user."""
+    folder = tmp_path / "layers"
+    (folder / "metrics").mkdir(parents=True)
+    written(folder / "metrics" / "state.py")
+    written(folder / "train.py")
+    (folder / "metrics_suite-1.0.dist-info").mkdir()
+    written(folder / "metrics_suite-1.0.dist-info" / "RECORD", "metrics/state.py,sha256=x,6\n")
+    assert not is_user_file(str(folder / "metrics" / "state.py"))
+    assert is_user_file(str(folder / "train.py"))
+
+
+def test_a_folder_of_data_is_not_listed_to_its_end(tmp_path, monkeypatch):
+    """A script beside a million samples: the job would wait for the list."""
+
+    class Endless:
+        listed = 0
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            Endless.listed += 1
+            return types.SimpleNamespace(name=f"{Endless.listed}.png")
+
+    monkeypatch.setattr(os, "scandir", lambda _: Endless())
+    assert is_user_file(str(tmp_path / "beside" / "train.py"))
+    assert 0 < Endless.listed <= 10_000 * len(tmp_path.parents) * 2

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from memprof.cpython.signal_errors import covers_entry, is_of_signal, raised_at_death
 from memprof.records import DeviceInfo
 from memprof.sources.cpu.find_storages import StorageSearch
 from memprof.sources.cpu.throttle import Throttle
@@ -276,11 +277,19 @@ class _ForeignStorages:
         self._refs.clear()
         self._addresses.clear()
 
-    def _on_death(self, key: int, ref: object) -> None:
-        if self._refs.get(key) is ref:
-            del self._refs[key]
-            address, size = self._addresses.pop(key)
+    @covers_entry
+    def _on_death(self, key: int, ref: object) -> object:
+        try:
+            if key not in self._refs or self._refs[key] is not ref:
+                return None
+            address, size = self._addresses[key]
+            del self._refs[key], self._addresses[key]  # no signal is looked for until the end
             self._native.cpu_foreign(False, address, size)
+        except BaseException as error:
+            if is_of_signal(error):
+                return self._on_death(key, ref), raised_at_death(error)
+            raise
+        return None
 
 
 class _StackRows:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 import threading
 from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
+from memprof.cpython.signal_errors import guarded_errors
 from memprof.sources.cpu.inference_blocks import InferenceBlocks, is_asked
 from memprof.sources.loop.main_thread import PASSING_ON, MainThread, codes_within, passes_on
 from memprof.sources.loop.thread_state import NO_TASK
@@ -221,7 +223,7 @@ def _leave(_frame: Any, _event: str, _argument: Any) -> None:
         pop_left()
         if not _can_be_taken():
             sys.setprofile(None)
-    except Exception:  # noqa: BLE001 - it would be raised into the job's thread
+    except guarded_errors():  # it would be raised into the job's thread
         sys.setprofile(None)
 
 
@@ -256,21 +258,34 @@ class _Leaving(MainThread):
 
     def _run(self) -> None:
         pop_left()
-        if _can_be_taken():
+        if not _is_traced() and _can_be_taken():
             self.request()
 
 
 _leaving = _Leaving(pop_left)
+_attempts = itertools.count(1)
 
 
 def leave_soon() -> None:
     """Take a mode that ended while an operator was shown to it, as soon as the operator returns.
 
-    Called at the end of that: each instruction of Python in between tries in vain.
+    Called at the end of that: each instruction of Python in between tries in vain. Where the
+    program has its function calls traced, the tracing function's instructions come in between, and
+    there are ever more: so ever fewer ends of operators try, until nothing is traced any more.
     """
-    is_main = threading.current_thread() is threading.main_thread()
-    if _remaining and is_main and _can_be_taken():
+    if not _remaining or threading.current_thread() is not threading.main_thread():
+        return
+    if _is_traced():
+        attempt = next(_attempts)
+        if attempt & (attempt - 1):
+            return  # no power of two
+    if _can_be_taken():
         _leaving.request()
+
+
+def _is_traced() -> bool:
+    """Whether a profiler, a debugger or coverage looks at each call; memprof's own is none."""
+    return sys.getprofile() not in (None, _leave) or sys.gettrace() is not None
 
 
 def _can_be_taken() -> bool:

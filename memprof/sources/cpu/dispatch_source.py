@@ -10,8 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from memprof.cpython.signal_errors import guarded_errors
 from memprof.cpython.thread_clock import thread_ns
-from memprof.records import DeviceInfo
+from memprof.records import DeviceInfo, DoubleResults
 from memprof.sources.cpu.dispatch_mode import (
     LEFT_ON_NOTE,
     Watch,
@@ -21,6 +22,7 @@ from memprof.sources.cpu.dispatch_mode import (
     skip_in_dynamo,
     spoils_compiled,
 )
+from memprof.sources.cpu.double_precision import DoublePrecisionWatch, double_types
 from memprof.sources.cpu.event_batch import Batch
 from memprof.sources.cpu.find_storages import StorageSearch, cpu_storages, objects_with_tensors
 from memprof.sources.cpu.live_storages import ROW, LiveStorages, LivingStorages, StorageReference
@@ -32,6 +34,7 @@ from memprof.sources.guarded_access import plain_attributes
 from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.loop.main_thread import passes_on
 from memprof.sources.loop.torch_compile import is_used
+from memprof.sources.operator_origins import OperatorOrigins
 from memprof.sources.owners.owner_samples import MOST_OPTIMIZERS, WHOLE
 from memprof.sources.owners.saved_tensors import SavedForBackward
 from memprof.sources.owners.tensor_owners import (
@@ -119,9 +122,11 @@ class CpuSource:
         self._may_count = True
         self._is_undecided = True
         self._operators = SampledTime(_MODE_US)
+        self._doubles = DoublePrecisionWatch(self._live.references)
         self.on_full: Callable[[], None] | None = None
         """Called within an operator when many events wait, or have waited for long."""
         self._told_ns = 0
+        self._origins: OperatorOrigins | None = None
 
     def devices(self) -> Sequence[DeviceInfo]:
         """The CPU; none where nothing was ever watched because the job had begun to use CUDA."""
@@ -151,6 +156,7 @@ class CpuSource:
             calls = getattr(torch.cuda, "_queued_calls", [])
             calls[:] = [entry for entry in calls if entry[0] is not hook]
         self._stop()
+        pop_left()
         self._live.clear()
 
     def counters(self) -> Sequence[Counters]:
@@ -239,6 +245,10 @@ class CpuSource:
         counting_us, self._counting_us = self._counting_us, 0.0
         return self._operators.take_us() + counting_us
 
+    def observations(self) -> Sequence[DoubleResults]:
+        """What is known beyond events since the last call."""
+        return self._doubles.take(_DEVICE)
+
     def end_window(self) -> Mapping[str, State]:
         """Stop; what is alive stays known until it dies."""
         if self._watch is None:
@@ -311,7 +321,7 @@ class CpuSource:
 
     def _goes_in(self, tensor: Any) -> None:
         for storage in cpu_storages(tensor, self._guard):
-            reference = self._note(storage, None)
+            reference = self._note_unseen(storage)
             if reference is not None:
                 self._mark_input(reference)
 
@@ -365,7 +375,7 @@ class CpuSource:
             if self._cuda_hook is not None and os.getpid() == self._pid:
                 self._has_cuda_begun = True  # torch says so of itself only after these calls
                 self._leave_if_due()
-        except Exception as error:  # noqa: BLE001 - torch would raise it into the job
+        except guarded_errors() as error:  # torch would raise it into the job
             self._notes.append(f"the CPU was watched on beside CUDA: {error!r}")
 
     def compilation_began(self) -> None:
@@ -379,6 +389,8 @@ class CpuSource:
         self._loop_watch.listeners.append(self)
         self._loop_watch.compilations.append(self.compilation_began)
         skip_in_dynamo()
+        self._origins = self._origins or OperatorOrigins()
+        self._origins.start()
         self._live.record(True)
         self._live.peak = self._live.bytes
         self._since = next(self._live.serials)
@@ -418,10 +430,17 @@ class CpuSource:
         below = torch._C._len_torch_dispatch_stack  # torch's own modes, which a subclass expects
         overload = direct_overload()
         reference_of = self._live.references.get
-        note, frame_here = self._note, sys._getframe
+        note, frame_here = self._note_result, sys._getframe
+        parts = self._origins.parts if own and self._origins is not None else frozenset()
         operators = self._operators
+        doubles, wide = self._doubles, double_types()
+        conversion = torch.ops.aten._to_copy.default
 
-        def dispatch(_mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # One function, since a call would cost each operator as much as the rest does.
+        def dispatch(  # noqa: PLR0912
+            _mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            """Run an operator as it would be run, note what it returns, and return that."""
             if (
                 types
                 and types != plain
@@ -444,16 +463,23 @@ class CpuSource:
                     storage = out.untyped_storage()
                     reference = reference_of(storage._cdata)
                     if (reference is None or reference.size != storage.nbytes()) and out.is_cpu:
-                        note(storage, frame_here(0).f_back)
+                        new = note(storage, frame_here(0).f_back, func, args, own)
+                        if new is not None and (func is conversion or out.dtype in wide):
+                            doubles.see(args, out, new)
+                    elif id(func) in parts:
+                        self._note_part(frame_here(0).f_back, func, args)
                 elif kind not in _NO_TENSORS:
-                    self._note_results(out, frame_here(0).f_back)
+                    self._note_results(out, frame_here(0).f_back, func, args, own)
                 if self._at_loss and own:
                     over = self._mark_inputs(args)
-            except Exception as error:  # noqa: BLE001  the job goes on whatever happens here
+            except guarded_errors() as error:  # the job goes on whatever happens here
                 self._not_seen(func, error)
             if timed:
                 operators.end(timed)
-                self._tell_if_full()
+                try:
+                    self._tell_if_full()
+                except Exception as error:  # noqa: BLE001  the stack has no room for a call
+                    self._not_seen(func, error)
             if over:
                 self._loop_watch.end_without_call()
                 leave_soon()
@@ -470,7 +496,7 @@ class CpuSource:
                 self._told_ns = now_ns
                 self.on_full()
                 leave_soon()
-        except Exception as error:  # noqa: BLE001  as above
+        except guarded_errors() as error:  # as above
             note = f"limits were not looked at: {type(error).__name__}: {error}"
             if note not in self._opaque:
                 self._opaque.add(note)
@@ -484,19 +510,46 @@ class CpuSource:
             if not isinstance(error, (NotImplementedError, RuntimeError)):
                 self._notes.append(f"the result of {name} was not seen: {error}")
 
-    def _note_results(self, out: Any, frame: Any) -> None:
+    def _note_results(self, out: Any, frame: Any, func: Any, args: Any, own: bool) -> None:
         for tensor in tensors_in(out, self._guard, 2):
             for storage in cpu_storages(tensor, self._guard):
-                self._note(storage, frame)
+                self._note_result(storage, frame, func, args, own)
+        if own and self._origins is not None and id(func) in self._origins.parts:
+            self._note_part(frame, func, args)
 
-    def _note(self, storage: Any, frame: Any) -> StorageReference | None:
+    def _note_part(self, frame: Any, func: Any, args: Any) -> None:
+        """Remember the line of a view whose backward pass will allocate."""
+        origins = self._origins
+        if origins is not None and origins.is_in_graph(args):
+            place = self._loop_watch.place()
+            stack = self._stacks.capture(frame, place) if frame is not None else EMPTY
+            origins.of(place, frame, stack, func, args)
+
+    def _note_result(
+        self, storage: Any, frame: Any, func: Any, args: Any, own: bool
+    ) -> StorageReference | None:
+        """Note what an operator gave back, with the line that it comes of."""
         live = self._live
         reference = live.references.get(storage._cdata)
         if reference is not None and not live.refresh(reference, storage):
             return reference
         place = self._loop_watch.place()
         stack = self._stacks.capture(frame, place) if frame is not None else EMPTY
-        return live.add(storage, stack, place.row)
+        origin, origins = EMPTY, self._origins
+        if origins is not None:
+            if own:
+                origin = origins.of(place, frame, stack, func, args)
+            else:
+                origins.note_other_thread(args)
+        return live.add(storage, stack, place.row, origin)
+
+    def _note_unseen(self, storage: Any) -> StorageReference | None:
+        """A storage that no operator showed, as of now: what is known of it, None without bytes."""
+        live = self._live
+        reference = live.references.get(storage._cdata)
+        if reference is not None and not live.refresh(reference, storage):
+            return reference
+        return live.add(storage, EMPTY, self._loop_watch.place().row)
 
     def _has_new_gradients(self, optimizer: Any) -> bool:
         """Whether one that the optimizer will use was not there when the backward pass ended."""

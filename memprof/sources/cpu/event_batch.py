@@ -81,6 +81,7 @@ class Batch:
             time_us=rows[:, 3] // 1000,
             stack=np.where(allocs, rows[:, 4], 0),
             label=rows[:, 5],
+            origin=np.where(allocs, rows[:, 7], EMPTY),
         )
         assert isinstance(columns, Events)
         return columns

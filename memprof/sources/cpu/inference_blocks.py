@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from memprof.cpython.signal_errors import covers_entry, is_of_signal, raised_at_death
+
 __all__ = ["InferenceBlocks", "is_asked"]
 
 _NAME = "_InferenceMode"
@@ -31,6 +33,7 @@ class InferenceBlocks:
         self._on_exit = on_exit
         self.thread = 0
         self._inside: set[int] = set()
+        self._is_left = False
 
     def __bool__(self) -> bool:
         return bool(self._inside)
@@ -52,9 +55,12 @@ class InferenceBlocks:
     def end(self, block: int) -> None:
         """A block has put back what there was."""
         if block in self._inside:
+            if self._inside == {block}:
+                self._is_left = True  # until it was said
             self._inside.discard(block)
-            if not self._inside:
-                self._on_exit()
+        if self._is_left and not self._inside:
+            self._on_exit()
+            self._is_left = False
 
 
 class _InferenceBlock:
@@ -74,9 +80,16 @@ class _InferenceBlock:
         finally:
             self._end()
 
-    def __del__(self) -> None:
-        self._real = None  # torch ends it with the object
-        self._end()
+    @covers_entry
+    def __del__(self) -> object:
+        try:
+            self._real = None  # torch ends it with the object
+            self._end()
+        except BaseException as error:  # Python ignores it
+            if is_of_signal(error):
+                return self.__del__(), raised_at_death(error)
+            raise
+        return None
 
     def _end(self) -> None:
         for one in self._watchers:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from memprof.cpython.signal_errors import covers_entry, is_of_signal, raised_at_death
 from memprof.sources.loop.thread_state import ThreadPosition
 from memprof.trace import EMPTY, NOT_RECORDED, Blocks, BlockState, Column, Columns, State, column
 
@@ -17,9 +18,10 @@ __all__ = ["ROW", "LiveStorages", "LivingStorages", "StorageReference"]
 ROW = 8
 """Numbers in a row of the recording: kind, address, bytes, time (ns), stack, label, serial, owner.
 
-Kind 1 is an allocation (owner 0). Kind 0 is the end of a storage: its "stack" is the label that its
-allocation should have; its "owner" packs the index of its allocation if that was handed out before
-(else 0), its category and the category handed out for it.
+Kind 1 is an allocation, whose "owner" is its origin (`Events.origin`). Kind 0 is the end of a
+storage: its "stack" is the label that its allocation should have; its "owner" packs the index of
+its allocation if that was handed out before (else 0), its category and the category handed out for
+it.
 """
 
 
@@ -37,6 +39,7 @@ class StorageReference(weakref.ref):  # type: ignore[type-arg]
         "serial",
         "size",
         "stack",
+        "width",
     )
 
     key: int
@@ -53,6 +56,8 @@ class StorageReference(weakref.ref):  # type: ignore[type-arg]
     """`Category` as it was last told."""
     event: int
     """Index of the allocation in this window, once told; -1 for what was there before."""
+    width: int
+    """Why it is in double precision, see `DoublePrecisionWatch`; -1 where it is not or unknown."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +102,7 @@ class LiveStorages:
         self._recording = False
         self._owner_of: dict[int, int] = {}
         self._shared: dict[int, list[StorageReference]] = {}
-        self._on_death = self._on_end_of_life
+        self._on_death = self.forget
 
     def record(self, on: bool) -> None:
         """Begin or end to keep rows."""
@@ -112,10 +117,12 @@ class LiveStorages:
         """Whether a known storage lost its memory or got other; the old is noted as freed."""
         if abs(reference.size) == storage.nbytes() and reference.address == storage.data_ptr():
             return False
-        self._forget(reference)
+        self.forget(reference)
         return True
 
-    def add(self, storage: Any, stack: int = EMPTY, label: int = EMPTY) -> StorageReference | None:
+    def add(
+        self, storage: Any, stack: int = EMPTY, label: int = EMPTY, origin: int = EMPTY
+    ) -> StorageReference | None:
         """Note a storage that is not known; None where it has no bytes of its own."""
         size = storage.nbytes()
         if not size:
@@ -124,6 +131,9 @@ class LiveStorages:
         if not address:
             return None
         key = storage._cdata
+        owner = self._owner_of.get(address)
+        if owner is not None and owner != key:
+            self._verify(owner)
         reference = StorageReference(storage, self._on_death)
         reference.key = key
         reference.address = address
@@ -132,22 +142,27 @@ class LiveStorages:
         reference.stack = stack
         reference.label = label
         reference.category = reference.handed = 0
-        reference.event = -1
-        owner = self._owner_of.get(address)
-        if owner is not None and owner != key:
-            self._verify(owner)
-        self.references[key] = reference
-        if self._owner_of.setdefault(address, key) != key:
-            self._shared.setdefault(address, []).append(reference)  # its bytes are counted already
-            reference.size = -size
+        reference.event = reference.width = -1
+        row = (
+            (1, address, size, time.time_ns(), stack, label, serial, origin)
+            if self._recording
+            else ()
+        )
+        owner_of = self._owner_of
+        if address in owner_of and owner_of[address] != key:
+            sharers = self._shared.setdefault(address, [])
+            reference.size = -size  # its bytes are counted already
+            self.references[key] = reference
+            sharers.append(reference)
             return reference
+        # No branch and no call but the last: a handler of a signal, or another thread, runs before
+        # or after all of it.
+        owner_of[address] = key
+        self.references[key] = reference
         self.bytes = total = self.bytes + size
+        self.rows.extend(row)
         if total > self.peak:  # noqa: PLR1730  max() costs more here than all the rest
             self.peak = total
-        if self._recording:
-            now_ns = time.time_ns()
-            # One call into C: another thread may take the rows between two of Python's.
-            self.rows.extend((1, address, size, now_ns, stack, label, serial, 0))
         return reference
 
     def _verify(self, key: int) -> None:
@@ -160,7 +175,7 @@ class LiveStorages:
             return
         storage = reference()
         if storage is None:  # it died in another thread, which has yet to say so
-            self._forget(reference)
+            self.forget(reference)
         else:
             self.refresh(reference, storage)
 
@@ -199,35 +214,47 @@ class LiveStorages:
         self.rows.clear()
         self.bytes = self.peak = 0
 
-    def _on_end_of_life(self, reference: StorageReference) -> None:
-        try:
-            if self.references.get(reference.key) is reference:
-                self._forget(reference)
-        except Exception as error:  # noqa: BLE001  this runs wherever the job drops a tensor
-            self.failure = f"a tensor's end was missed: {type(error).__name__}: {error}"
+    @covers_entry
+    def forget(self, reference: StorageReference) -> object:
+        """Note the end of a storage, once; called as it dies, where Python ignores errors.
 
-    def _forget(self, reference: StorageReference) -> None:
-        del self.references[reference.key]
-        address = reference.address
-        sharers = self._shared.get(address) if self._shared else None
-        if reference.size < 0 and sharers is not None:
-            sharers.remove(reference)
-            return
-        if sharers:  # the memory lives on under another storage
-            heir = sharers.pop(0)
-            heir.size, heir.serial, heir.event = reference.size, reference.serial, reference.event
-            heir.category, heir.handed, heir.label = (
-                reference.category,
-                reference.handed,
-                reference.label,
-            )
-            self._owner_of[address] = heir.key
-            return
-        self._owner_of.pop(address, None)
-        self.bytes -= reference.size
-        if self._recording:
-            owner = (reference.event + 1) << 8 | reference.category << 4 | reference.handed
-            row, now_ns = self._place().row, time.time_ns()
-            self.rows.extend(
-                (0, address, reference.size, now_ns, reference.label, row, reference.serial, owner)
-            )
+        What it needs it asks for first. Then comes neither branch nor call but the last, as in
+        `add`: so it can be begun anew after an error. What it returns is to be dropped, see
+        `raised_at_death`.
+        """
+        try:
+            key, address, size = reference.key, reference.address, reference.size
+            row: tuple[int, ...] = ()
+            if self._recording and size > 0:
+                label, now_ns = self._place().row, time.time_ns()
+                owner = (reference.event + 1) << 8 | reference.category << 4 | reference.handed
+                row = (0, address, size, now_ns, reference.label, label, reference.serial, owner)
+            sharers = self._shared.get(address) if self._shared else None
+            references, owner_of = self.references, self._owner_of
+            try:
+                if references[key] is not reference:
+                    return None
+            except KeyError:
+                return None  # it was noted
+            if size < 0 and sharers is not None:
+                del references[key]
+                sharers.remove(reference)
+                return None
+            if sharers:  # the memory lives on under another storage
+                heir = sharers[0]
+                del references[key], sharers[0]
+                heir.size, heir.serial, heir.event = size, reference.serial, reference.event
+                heir.category, heir.handed = reference.category, reference.handed
+                heir.label = reference.label
+                owner_of[address] = heir.key
+                return None
+            if address in owner_of:
+                del owner_of[address]
+            del references[key]
+            self.bytes -= size
+            self.rows.extend(row)
+        except BaseException as error:  # noqa: BLE001  this runs wherever the job drops a tensor
+            if is_of_signal(error):
+                return self.forget(reference), raised_at_death(error)
+            self.failure = f"a tensor's end was missed: {type(error).__name__}: {error}"
+        return None

@@ -10,8 +10,15 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from memprof.cpython.signal_errors import (
+    covers_entry,
+    guarded_errors,
+    is_of_signal,
+    raised_at_death,
+)
 from memprof.sources.cpu.dispatch_mode import Watch
 
 __all__ = ["ThreadModes"]
@@ -31,8 +38,15 @@ class _Pushed:
         self.watch, self.owner = watch, weakref.ref(owner)
         watch.push()
 
-    def __del__(self) -> None:
-        self.watch.discard()
+    @covers_entry
+    def __del__(self) -> object:
+        try:
+            self.watch.discard()
+        except BaseException as error:
+            if is_of_signal(error):
+                return self.__del__(), raised_at_death(error)
+            raise
+        return None
 
 
 class ThreadModes:
@@ -42,7 +56,8 @@ class ThreadModes:
         """Nothing is pushed before `open`."""
         self._first = Watch(dispatch)
         self._own = threading.get_ident()
-        self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+        self._watches: dict[int, weakref.ref[Watch]] = {}
+        """By ``id``. Each takes itself out in C, where no handler of a signal comes between."""
         self._lock = threading.Lock()
         self._is_open = False
 
@@ -58,9 +73,10 @@ class ThreadModes:
         if threading._profile_hook == self._on_call:
             threading.setprofile(None)
         with self._lock:
-            watches = list(self._watches)
+            watches = [reference() for reference in list(self._watches.values())]
         for watch in watches:
-            watch.pop()
+            if watch is not None:
+                watch.pop()
 
     def join(self) -> None:
         """Push one in the calling thread, unless it is there or the thread is the recorded one."""
@@ -72,7 +88,8 @@ class ThreadModes:
         pushed = _Pushed(self._first.another(), self)
         with self._lock:
             if self._is_open:
-                self._watches.add(pushed.watch)
+                key = id(pushed.watch)
+                self._watches[key] = weakref.ref(pushed.watch, partial(self._watches.pop, key))
                 _here.pushed = pushed  # else it goes at once
 
     def _on_call(self, _frame: Any, _event: str, _argument: Any) -> None:
@@ -81,5 +98,5 @@ class ThreadModes:
         try:
             if not threading.current_thread().name.startswith("memprof"):
                 self.join()
-        except Exception:  # noqa: BLE001, S110 - it would be raised into the job's thread
+        except guarded_errors():  # it would be raised into the job's thread
             pass

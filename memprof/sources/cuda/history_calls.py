@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from memprof.cpython.signal_errors import guarded_errors
+
 __all__ = ["HistoryCalls", "recording_options"]
 
 _LOG = logging.getLogger("memprof")
@@ -83,7 +85,7 @@ class HistoryCalls:
     def _guard(self, tell: Callable[[bool], None], turns_on: bool) -> None:
         try:
             tell(turns_on)
-        except Exception:  # noqa: BLE001 - the call is the program's, and must go on
+        except guarded_errors():  # the call is the program's, and must go on
             _LOG.warning("the program's call of torch's recorder was not followed", exc_info=True)
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from memprof.cpython.signal_errors import guarded_errors
 from memprof.sources.autograd import grad_fn_of
 from memprof.sources.cuda.thread_entry_point import NO_ENTRY, Entry, entry_here
 from memprof.sources.loop.loop_watch import LoopWatch, annotation_changes
@@ -211,7 +212,7 @@ class LabelRecorder:
             return
         try:
             self._mark(place.row)
-        except Exception:  # noqa: BLE001 - a missing mark is a wrong label, not a broken job
+        except guarded_errors():  # a missing mark is a wrong label, not a broken job
             self.stop()
 
     def _module_ended(self, place: ThreadPosition, output: Any) -> None:
@@ -223,7 +224,7 @@ class LabelRecorder:
                 self._mark_backward(output)
             elif output is not None:
                 self._watch_backward(output)
-        except Exception:  # noqa: BLE001 - as above
+        except guarded_errors():  # as above
             self.stop()
 
     def _watch_backward(self, output: Any) -> None:
@@ -247,7 +248,7 @@ class LabelRecorder:
             if task != self._task and self._hooks is not None:
                 self._task = task
                 self._queue_callback(self._guarded_mark)
-        except Exception:  # noqa: BLE001 - as in `_guard`, which costs half a microsecond
+        except guarded_errors():  # as in `_guard`, which costs half a microsecond
             self.stop()
 
     def _guarded_mark(self) -> None:
@@ -256,5 +257,5 @@ class LabelRecorder:
     def _guard(self, action: Callable[..., None], *arguments: Any) -> None:
         try:
             action(*arguments)
-        except Exception:  # noqa: BLE001 - a missing mark is a wrong label, not a broken job
+        except guarded_errors():  # a missing mark is a wrong label, not a broken job
             self.stop()

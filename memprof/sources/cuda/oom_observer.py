@@ -12,11 +12,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
+from memprof.cpython.signal_errors import guarded_errors
 from memprof.snapshot.reader import traces_from_snapshot
 from memprof.sources.cuda import oom_messages
 from memprof.sources.cuda.segments import segments_now
@@ -137,7 +137,7 @@ class OomWatch:
         for reader in (self._counters, self._autocast, *costly):
             try:
                 facts |= reader(ordinal)
-            except Exception as error:  # noqa: BLE001 - less is told, the job's error goes on
+            except guarded_errors() as error:  # less is told, the job's error goes on
                 facts.setdefault("unread", f"{type(error).__name__}: {error}")
         if not what.brief:
             ended_s = time.monotonic()
@@ -236,14 +236,16 @@ def _on_observation(ordinal: int, segment: int, limit: int, free: int) -> None:
     for watch in tuple(_watching):
         try:
             watch.observed(ordinal, segment, limit, free)
-        except Exception as error:  # noqa: BLE001 - see above
+        except guarded_errors() as error:  # see above
             _say(error)
 
 
 def _say(error: Exception) -> None:
     """Log it, without its traceback: whoever kept the record would keep the job's tensors."""
-    with suppress(Exception):  # a filter or a handler of the job's own may raise
+    try:
         _LOG.debug("a failed allocation was not recorded: %s", f"{type(error).__name__}: {error}")
+    except guarded_errors():  # a filter or a handler of the job's own may raise
+        pass
 
 
 def _frames_above(frame: Any) -> Frames:

@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from memprof.cpython.signal_errors import guarded_errors
 from memprof.cpython.thread_clock import thread_us
 from memprof.records import DeviceInfo
 from memprof.snapshot.reader import traces_from_snapshot
@@ -202,7 +203,7 @@ class CudaSource:
             self._watch_ooms()
             if self._in_window and self._is_native():
                 self._record()
-        except Exception as error:  # noqa: BLE001 - torch would raise it into the job
+        except guarded_errors() as error:  # torch would raise it into the job
             self._notes.append(f"recording could not start with CUDA: {error!r}")
 
     def _watch_ooms(self) -> None:

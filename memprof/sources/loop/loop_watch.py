@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from memprof.cpython.frame_locals import frame_variables
+from memprof.cpython.signal_errors import guarded_errors
 from memprof.cpython.thread_clock import READING_NS, thread_ns
 from memprof.sources.autograd import any_was_made
 from memprof.sources.cpu.dispatch_mode import pop_left, skip_in_dynamo
@@ -208,7 +209,7 @@ class LoopWatch:
             self._steps.close()
             self._on_step = None
             self._watchers = 0
-            self._update_module_hooks()
+        self._update_module_hooks()
         self.unfollow_natively()
         self._compilers.close()
         self._optimizers.close()
@@ -326,9 +327,10 @@ class LoopWatch:
             place = self._in_loop(thread) if task == NO_TASK else self._in_backward(thread, task)
         annotation = _annotation.get() or thread.name
         if place.step != self._steps.current or place.annotation != annotation:
-            step = place.step = self._steps.current
-            place.annotation = annotation
-            place.row = self._label_rows[step, int(place.phase), place.path, annotation]
+            step = self._steps.current
+            row = self._label_rows[step, int(place.phase), place.path, annotation]
+            # All at once: a handler of a signal may come as the row is looked up.
+            place.step, place.annotation, place.row = step, annotation, row
         return place
 
     def label_of(self, row: int) -> Label:
@@ -406,7 +408,7 @@ class LoopWatch:
             place = thread.passing = BackwardPass(place.path, task, engine)
             place.outer = thread.calls[-1] if thread.calls else None
         node = self._current_node()
-        number = node._sequence_nr() if node is not None else NOT_RECORDED
+        place.running = number = node._sequence_nr() if node is not None else NOT_RECORDED
         if number != place.number and number < _ACCUMULATE_GRAD:
             place.number = number
             path = self._module_at(thread, number) if node is not None else ""
@@ -483,8 +485,8 @@ class LoopWatch:
             self._is_hooked = True
             self._module_hooks.add()
         elif not is_needed and self._is_hooked:
-            self._is_hooked = False
             self._module_hooks.remove()
+            self._is_hooked = False
 
     def _gives_up(self) -> bool:
         """Whether hooks on modules would have compiled programs compiled again: none from now."""
@@ -517,13 +519,13 @@ class LoopWatch:
             if is_compiling():  # a constant to torch.compile, which drops the rest
                 return
             self._calls = calls = self._calls + 1
-            if calls % _TIMED_CALLS:
-                try:
+            try:
+                if calls % _TIMED_CALLS:
                     self._enter_module(module, args)
-                except Exception as error:  # noqa: BLE001 - see `_guard`
-                    self._note_miss(error)
-            else:
-                self._time_call(self._enter_module, module, args)
+                else:
+                    self._time_call(self._enter_module, module, args)
+            except guarded_errors() as error:  # see `_guard`
+                self._note_miss(error)
 
         return before_module
 
@@ -533,13 +535,13 @@ class LoopWatch:
         def after_module(module: Any, args: Any, output: Any) -> None:  # noqa: ARG001
             if is_compiling():
                 return
-            if self._calls % _TIMED_CALLS:
-                try:
+            try:
+                if self._calls % _TIMED_CALLS:
                     self._leave_module(module, output)
-                except Exception as error:  # noqa: BLE001 - see `_guard`
-                    self._note_miss(error)
-            else:
-                self._time_call(self._leave_module, module, output)
+                else:
+                    self._time_call(self._leave_module, module, output)
+            except guarded_errors() as error:  # see `_guard`
+                self._note_miss(error)
 
         return after_module
 
@@ -556,7 +558,7 @@ class LoopWatch:
     def _guard(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
         try:
             function(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001  the job goes on whatever happens here
+        except guarded_errors() as error:  # the job goes on whatever happens here
             self._note_miss(error)
 
     def _note_miss(self, error: Exception) -> None:

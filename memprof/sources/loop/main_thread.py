@@ -12,23 +12,21 @@ would swallow what the program's own handlers of signals raise while the call la
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import CodeType, TracebackType
+from types import CodeType
 from typing import Any, TypeVar
+
+from memprof.cpython.signal_errors import QUEUED, adder, guarded_errors, is_of_signal
 
 __all__ = [
     "PASSING_ON",
-    "QUEUED",
     "Beat",
     "MainThread",
-    "adder",
     "codes_within",
     "hands_on",
     "passes_on",
@@ -40,8 +38,6 @@ _PACKAGE, _LAUNCHER = "memprof.", "memprof.record.launch"
 _HANDING_ON: set[CodeType] = set()
 PASSING_ON: set[CodeType] = set()
 """Code of memprof's that calls the program's, see `passes_on`."""
-QUEUED: set[Any] = set()
-"""What Python's queue points at, and so must live until it was called."""
 
 
 def hands_on(function: _Function) -> _Function:
@@ -106,14 +102,12 @@ class MainThread:
         self._is_closed = True
 
     def _run(self) -> None:
-        if self._is_closed or os.getpid() != self._pid or _is_inside_memprof():
-            return
         try:
+            if self._is_closed or os.getpid() != self._pid or _is_inside_memprof():
+                return
             with _without_compiler():
                 self._call()
-        except Exception as error:
-            if _is_of_signal(error.__traceback__):
-                raise  # the program's, which is interrupted here as it would be in its own code
+        except guarded_errors():
             if not self._is_logged:
                 self._is_logged = True
                 _LOG.warning("what was to run in the main thread failed", exc_info=True)
@@ -130,8 +124,12 @@ class _Waiting:
     def __bool__(self) -> bool:
         QUEUED.discard(self)
         self._slot.release()
-        if not sys.is_finalizing():  # torch is being taken apart
-            self._run()
+        try:
+            if not sys.is_finalizing():  # torch is being taken apart
+                self._run()
+        except Exception as error:  # there may be no room on the stack for one more call
+            if is_of_signal(error):
+                raise
         return False  # the queue takes anything else for an error
 
 
@@ -196,19 +194,6 @@ class Beat:
                 return
 
 
-def adder() -> Callable[[int], int] | None:
-    """What puts an object into Python's queue; None in an interpreter that has none."""
-    import ctypes
-
-    prototype = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-    try:
-        add = prototype(("Py_AddPendingCall", ctypes.pythonapi))
-        is_true = ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
-    except AttributeError:
-        return None
-    return functools.partial(add, is_true)
-
-
 @contextmanager
 def _without_compiler() -> Iterator[None]:
     """Inside, torch.compile leaves alone what runs in the middle of a compiled function."""
@@ -233,22 +218,3 @@ def _is_inside_memprof() -> bool:
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
-
-
-def _is_of_signal(traceback: TracebackType | None) -> bool:
-    """Whether an error came from a handler of a signal that the program set."""
-    codes = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    while traceback is not None:
-        if traceback.tb_frame.f_code in codes:
-            return True
-        traceback = traceback.tb_next
-    return False
-
-
-def _code_of(handler: Any) -> CodeType | None:
-    while isinstance(handler, functools.partial):
-        handler = handler.func
-    if not hasattr(handler, "__code__") and not hasattr(handler, "__func__"):
-        handler = vars(type(handler)).get("__call__")
-    code = getattr(getattr(handler, "__func__", handler), "__code__", None)
-    return code if isinstance(code, CodeType) else None

@@ -60,11 +60,11 @@ class ModuleHooks:
     def remove(self) -> None:
         """Take them away for good; safe to call twice."""
         with self._lock:
-            handles, self._handles = self._handles, []
             if self._hidden_hooks is not None:
                 self._hidden_hooks = []
-            for handle in handles:
-                handle.remove()
+            for handle in self._handles:
+                handle.remove()  # it may be repeated, should a signal end this
+            self._handles = []
             unsilence, self._unsilence = self._unsilence, None
             if unsilence is not None:
                 unsilence()

@@ -78,11 +78,8 @@ class ModulePaths:
         for name, module in root.named_modules():
             key = id(module)
             if key not in self._entries:
-                ref = weakref.ref(module, partial(self._forget, key))
+                ref = weakref.ref(module, partial(self._entries.pop, key))
                 self._entries[key] = (ref, f"{path}.{name}" if name else path)
-
-    def _forget(self, key: int, _ref: object) -> None:
-        self._entries.pop(key, None)
 
     def _number(self, name: str) -> str:
         names = {path for _, path in self.roots()}

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
+from memprof.cpython.signal_errors import guarded_errors
 from memprof.sources.loop.main_thread import hands_on, passes_on
 from memprof.sources.loop.torch_compile import skips_what_is_called
 
@@ -36,16 +37,12 @@ class KnownOptimizers:
         key = id(optimizer)
         reference = self._refs.get(key)
         if reference is None or reference() is None:
-            self._refs[key] = weakref.ref(optimizer, functools.partial(self._forget, key))
+            self._refs[key] = weakref.ref(optimizer, functools.partial(self._refs.pop, key))
 
     def living(self) -> list[Any]:
         """Those that are alive."""
         optimizers = [ref() for ref in list(self._refs.values())]
         return [optimizer for optimizer in optimizers if optimizer is not None]
-
-    def _forget(self, key: int, ref: object) -> None:
-        if self._refs.get(key) is ref:
-            del self._refs[key]
 
 
 class OptimizerHooks:
@@ -112,7 +109,10 @@ class OptimizerHooks:
 
     def _before(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if self._is_open:
-            self._within(self._begin, optimizer)
+            try:
+                self._within(self._begin, optimizer)
+            except guarded_errors():  # torch would raise it into the job
+                self._say_failed()
 
     def _begin(self, optimizer: Any) -> None:
         self.optimizers.add(optimizer)
@@ -124,7 +124,10 @@ class OptimizerHooks:
     def _after(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self._step_count += 1
         if self._is_open:
-            self._within(self._on_end, optimizer)
+            try:
+                self._within(self._on_end, optimizer)
+            except guarded_errors():  # as above
+                self._say_failed()
 
     def _within(self, callback: Callable[[Any], None], optimizer: Any) -> None:
         if self._tell_uncompiled is None and "torch._dynamo.decorators" in sys.modules:
@@ -132,21 +135,21 @@ class OptimizerHooks:
         tell = self._tell_uncompiled or self._tell
         if self._is_left_alone and not self._is_traced():
             tell = self._tell  # as nothing is compiled here, without what that switch takes: 4 µs
-        self._inside.append(None)
+        self._inside += (None,)  # no call, here and below: no handler of a signal comes between
         try:
             tell(callback, optimizer)
         finally:
-            self._inside.pop()
+            del self._inside[-1]
 
     def _tell(self, callback: Callable[[Any], None], optimizer: Any) -> None:
-        try:
-            callback(optimizer)
-            for crossing in tuple(self.crossings):
-                crossing()
-        except Exception:  # noqa: BLE001 - torch would raise it into the job
-            if not self._has_failed:
-                self._has_failed = True
-                _LOG.warning("a step of an optimizer was not seen; the job goes on", exc_info=True)
+        callback(optimizer)
+        for crossing in tuple(self.crossings):
+            crossing()
+
+    def _say_failed(self) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            _LOG.warning("a step of an optimizer was not seen; the job goes on", exc_info=True)
 
     def _note_skip(self, optimizer: Any) -> None:
         if self._is_open:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from memprof.sources.autograd import gradient_of
 from memprof.sources.loop.turn_order import TurnOrder
@@ -38,8 +39,7 @@ class Sign(enum.IntEnum):
     """The program said so."""
 
 
-@dataclass(slots=True)
-class Guess:
+class Guess(msgspec.Struct):
     """Steps whose ends were guessed, one after the other."""
 
     first: int

@@ -94,12 +94,14 @@ class Stepping(ThreadPosition):
 class BackwardPass(ThreadPosition):
     """A backward pass; its path is the module of the graph's node that runs."""
 
-    __slots__ = ("number",)
+    __slots__ = ("number", "running")
 
     def __init__(self, path: str, task: int, frame_id: int) -> None:
         super().__init__(Phase.BACKWARD, path, task, frame_id)
         self.number = _NO_NUMBER
         """The node's sequence number."""
+        self.running = _NO_NUMBER
+        """The same, also where a node accumulates gradients, which are not numbered in order."""
 
 
 class ThreadState:

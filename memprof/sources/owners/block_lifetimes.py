@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -63,8 +64,7 @@ class Lives(Columns):
     freed_at: Column = column("i8")
 
 
-@dataclass(frozen=True, slots=True)
-class OwnerSample:
+class OwnerSample(msgspec.Struct, frozen=True):
     """What owners pointed at on one device at one moment, or that a recomputation ended."""
 
     time_us: int
@@ -76,8 +76,7 @@ class OwnerSample:
     """Memory ran out here, and no event says so: a library or the driver told of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class GradMode:
+class GradMode(msgspec.Struct, frozen=True):
     """From a moment on the calls of one root module want gradients, or do not."""
 
     time_us: int

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -46,8 +46,7 @@ _NEVER_TOLD = -2
 """Instead of an event's index: neither an event nor a state that was written has the block."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LivingBlocks:
+class LivingBlocks(msgspec.Struct, frozen=True, eq=False):
     """The blocks that are in use on a device, as columns: there may be hundreds of thousands."""
 
     device: str

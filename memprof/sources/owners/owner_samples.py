@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from memprof.cpython.signal_errors import guarded_errors
 from memprof.sources.cpu.find_storages import SavedTensors, objects_with_tensors, reads_saved
 from memprof.sources.guarded_access import plain_attributes
 from memprof.sources.loop.loop_watch import LoopWatch
@@ -153,7 +154,7 @@ class OwnerSamples:
         try:
             for device, owners in self._addresses_on(owned_tensors).items():
                 self._add(device, owners)
-        except Exception as error:  # noqa: BLE001 - the job goes on with less said of its bytes
+        except guarded_errors() as error:  # the job goes on with less said of its bytes
             self.failure = f"owners were missed: {type(error).__name__}: {error}"
 
     def _addresses_on(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+from memprof.cpython.signal_errors import guarded_errors
 from memprof.sources.autograd import gradient_of, has_gradient
 from memprof.sources.guarded_access import GuardedAccess
 from memprof.sources.loop.loop_watch import LoopWatch
@@ -22,6 +23,7 @@ __all__ = [
     "is_plain",
     "owned_tensors",
     "owners",
+    "parameter_paths",
     "parts",
     "storages",
     "tensors_in",
@@ -67,10 +69,7 @@ class Differentiated:
         if isinstance(item, tensor) and item.requires_grad and has_gradient(item):
             key = id(item)
             if key not in self._refs and not isinstance(item, parameter):
-                self._refs[key] = weakref.ref(item, partial(self._forget, key))
-
-    def _forget(self, key: int, _ref: object) -> None:
-        self._refs.pop(key, None)
+                self._refs[key] = weakref.ref(item, partial(self._refs.pop, key))
 
 
 def _gradient(tensor: Any) -> Iterator[Any]:
@@ -108,6 +107,12 @@ def gradients(loop_watch: LoopWatch, others: Differentiated) -> dict[int, Owner]
     return _by_storage(_gradients(_called_parameters(loop_watch), others, guard), guard)
 
 
+def parameter_paths(loop_watch: LoopWatch) -> Callable[[Any], str]:
+    """What gives a parameter's module, by its path; empty where no module has it."""
+    paths = {key: path for key, (_, path) in _called_parameters(loop_watch).items()}
+    return lambda parameter: paths.get(_identity(parameter), "")
+
+
 def gradients_of(optimizer: Any, guard: GuardedAccess) -> Iterator[Any]:
     """What is in the ``.grad`` of an optimizer's parameters."""
     return guard.within(_gradient, guard.within(_parameters_in, (optimizer,)))
@@ -133,7 +138,7 @@ def storages(tensor: Any, guard: GuardedAccess) -> Iterator[Any]:
         # opaque, a wrapper of functorch's, or a parameter that is not initialised yet
         except (NotImplementedError, RuntimeError, ValueError):
             continue
-        except Exception as error:  # noqa: BLE001 - a subclass may raise anything
+        except guarded_errors() as error:  # a subclass may raise anything
             guard.add(part, error)
 
 
@@ -154,7 +159,7 @@ def parts(tensor: Any, guard: GuardedAccess, nesting: int = _NESTING) -> Iterato
     """The plain tensors that a subclass or a sparse tensor is made of; itself if it is plain."""
     try:
         inside = None if is_plain(tensor) else _inside_tensor(tensor)
-    except Exception as error:  # noqa: BLE001 - a subclass may raise anything
+    except guarded_errors() as error:  # a subclass may raise anything
         guard.add(tensor, error)
         return
     if inside is None:
@@ -190,7 +195,7 @@ def tensors_in(value: Any, guard: GuardedAccess, nesting: int = _NESTING) -> Ite
         plain = _plain_kinds()[0]
         is_tensor = kind in plain or isinstance(value, plain[0])
         inside = _inside(value) if nesting and not is_tensor else ()
-    except Exception as error:  # noqa: BLE001 - a dead proxy, a lazy dict of the program
+    except guarded_errors() as error:  # a dead proxy, a lazy dict of the program
         guard.add(value, error)
         return
     if is_tensor:
@@ -215,7 +220,7 @@ def _gradients(
     for parameter, path in parameters.values():
         try:
             gradient = gradient_of(parameter)
-        except Exception as error:  # noqa: BLE001 - a subclass may raise anything
+        except guarded_errors() as error:  # a subclass may raise anything
             guard.add(parameter, error)
             continue
         if gradient is not None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+
+import pytest
 
 from memprof.sources.cpu.live_storages import ROW, LiveStorages
 from memprof.sources.loop.thread_state import ThreadPosition
 from memprof.trace import Phase
+from tests.interruptions import Alarm, alarms, as_it_dies, at_call
 
 
 @dataclass(eq=False)
@@ -62,3 +66,50 @@ def test_memory_that_a_storage_gave_up_unseen_is_anothers_where_it_lies():
     live.add(gathered)
     del gathered, reduced
     assert (live.bytes, len(list(live.counted_references()))) == (0, 0)
+
+
+# -- what a handler of a signal raises as a storage dies -----------------------------------------
+
+
+def dying() -> tuple[LiveStorages, list[object]]:
+    """Storages of which two lie on the same memory."""
+    live = recording()
+    storages = [Memory(1, 100, 0x100), Memory(2, 200, 0x200), Memory(3, 200, 0x200)]
+    for storage in storages:
+        live.add(storage)
+    live.take_rows()
+    return live, list(storages)
+
+
+def assert_all_ended(live: LiveStorages) -> None:
+    assert (live.bytes, live.references, live.failure) == (0, {}, "")
+    assert sorted(rows(live)) == [(0, 0x100, 100), (0, 0x200, 200)]
+
+
+def test_a_signal_at_any_moment_of_a_storage_s_end_interrupts_the_program_once(monkeypatch):
+    unraisable = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    number, interruptions = 0, 0
+    while number == interruptions:
+        live, storages = dying()
+        with alarms():
+            try:
+                with at_call(number, LiveStorages.forget.__code__):
+                    storages.clear()
+            except Alarm:
+                interruptions += 1
+        assert_all_ended(live)
+        number += 1
+    assert interruptions >= 6  # place(), the clock and the row of two
+    assert unraisable == []
+
+
+def test_a_signal_that_came_as_a_storage_was_to_die_interrupts_the_program(monkeypatch):
+    unraisable = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    live, storages = dying()
+    drop = as_it_dies(storages)
+    with alarms(), pytest.raises(Alarm):
+        drop()
+    assert_all_ended(live)
+    assert unraisable == []

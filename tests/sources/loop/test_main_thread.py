@@ -16,7 +16,7 @@ from types import ModuleType
 
 import pytest
 
-from memprof.sources.loop import main_thread
+from memprof.cpython import signal_errors
 from memprof.sources.loop.main_thread import Beat, MainThread, hands_on
 
 MOST_TURNS = 50_000_000
@@ -141,7 +141,7 @@ def test_nothing_runs_after_the_end() -> None:
     thread.join()
     assert not spin_a_little(lambda: calls)
     assert not request(main)
-    assert not main_thread.QUEUED
+    assert not signal_errors.QUEUED
 
 
 def test_what_was_called_is_let_go_of() -> None:
@@ -179,11 +179,11 @@ def test_no_call_comes_in_the_middle_of_the_own_code() -> None:
 
 def test_a_full_queue_is_asked_again_later() -> None:
     calls: list[int] = []
-    add, is_full = main_thread.adder(), [True]
+    add, is_full = signal_errors.adder(), [True]
     assert add is not None
     main = MainThread(lambda: calls.append(1), lambda call: -1 if is_full else add(call))
     assert not request(main)
-    assert not main_thread.QUEUED
+    assert not signal_errors.QUEUED
     is_full.clear()
     assert request(main)
     assert spin(lambda: calls)
