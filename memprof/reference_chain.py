@@ -123,6 +123,7 @@ class LinkKind(str, Enum):
         return cls.UNKNOWN
 
 
+_TENSOR_IN_KEY = "<Tensor>"
 THROUGH_GRAPH = frozenset({LinkKind.AUTOGRAD_NODE, LinkKind.SAVED_TENSOR, LinkKind.CTX_ATTRIBUTE})
 """Links by which autograd's graph keeps a tensor, and no name of the program."""
 CYCLES = frozenset({LinkKind.CYCLE, LinkKind.CPP_CYCLE})
@@ -200,6 +201,15 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     """The container was shorter at an earlier look; put in when a recording is read."""
     orphaned: int = 0
     """Of an optimizer: states of parameters that none of its groups has any more."""
+
+    @property
+    def is_keyed_by_tensor(self) -> bool:
+        """Whether it is an entry of a dict whose key is a tuple with a tensor: a call's arguments.
+
+        Of such a key the recorder writes the types, ``(<Tensor>, 6)``.
+        """
+        of_dict = self.kind in (LinkKind.ITEM, LinkKind.KEY) and self.type_name == "dict"
+        return of_dict and self.name.startswith("(") and _TENSOR_IN_KEY in self.name
 
 
 def is_field(link: Link) -> bool:

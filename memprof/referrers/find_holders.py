@@ -75,6 +75,7 @@ def find_holders(
     graphs: bool = False,
     place: PlaceOf = place_of,
     deadline: Deadline | None = None,
+    in_passing: bool = False,
 ) -> list[tuple[Holder, ...]]:
     """Who keeps each target alive, for all targets in one pass over the heap; the best first.
 
@@ -84,7 +85,9 @@ def find_holders(
     is dead cannot be seen, so prefer weak references). Autograd graphs are walked only where a
     target has no other holder than a local variable, unless ``graphs`` asks for it. ``place`` says
     where a tensor's memory begins. A ``deadline`` counts instead of ``budget_s``; it has passed
-    where the search was cut off.
+    where the search was cut off. ``in_passing``, while a job waits, modules of libraries are looked
+    at only where they are few or nothing else explains a target, and a search that was cut off
+    names only what it surely knows.
 
     Raises:
         SettingsError: a target is something else.
@@ -94,9 +97,13 @@ def find_holders(
     target_keys = frozenset(key for key in keys if key > 0)
     ids = frozenset(id(one) for one, key in zip(targets, keys, strict=True) if key == id(one))
     with quiet():
-        by_key = _search(
-            Targets(target_keys, ids, blocks), limit, deadline or Deadline(budget_s), graphs=graphs
+        search = Search(
+            deadline or Deadline(budget_s),
+            Targets(target_keys, ids, blocks),
+            graphs,
+            in_passing=in_passing,
         )
+        by_key = _search(search, limit)
     return [by_key.get(key, ()) for key in keys]
 
 
@@ -128,14 +135,11 @@ def _key(target: object) -> int:
     )
 
 
-def _search(
-    targets: Targets, limit: int, deadline: Deadline, *, graphs: bool
-) -> dict[int, tuple[Holder, ...]]:
+def _search(search: Search, limit: int) -> dict[int, tuple[Holder, ...]]:
     """Plain records; everything the search held is gone when this returns."""
-    search = Search(deadline, targets, graphs)
     try:
         search.run()
-        return _holders_of(search, targets.all(), limit)
+        return _holders_of(search, search.targets.all(), limit)
     finally:
         search.close()
 
@@ -144,7 +148,7 @@ def _holders_of(search: Search, keys: Iterable[int], limit: int) -> dict[int, tu
     naming = Naming()
     references_of = {key: search.references.get(key, []) for key in keys}
     search.resolve(one for references in references_of.values() for one in references)
-    files = user_files()
+    files = user_files(search.root_of.values())
     with reading_until(search.deadline.later(FOR_LINES).check):
         return _named_holders(search, references_of, naming, limit, files)
 
@@ -272,9 +276,14 @@ def view_link(value: object) -> list[Link]:
     ]
 
 
-def user_files() -> list[str]:
-    """The user's source files in which a line may be looked for: those that run now come first."""
-    roots = sorted(module_roots(user=True), key=lambda root: root.owner != "__main__")
+def user_files(roots: Iterable[Root] | None = None) -> list[str]:
+    """The user's source files in which a line may be looked for: those that run now come first.
+
+    ``roots`` of a search, where there are some, save another look at all modules.
+    """
+    known = module_roots(user=True) if roots is None else roots
+    modules = [root for root in known if root.user and root.kind == "module"]
+    roots = sorted(modules, key=lambda root: root.owner != "__main__")
     files = [*_running_files(), *(root.filename for root in roots if root.filename)]
     return list(dict.fromkeys(files))[:_MOST_FILES]
 

@@ -45,6 +45,7 @@ _PATIENCE = 4
 
 _BLOCK = 1 << 16
 _PAGE_BITS, _SLOT_BITS = 20, 16  # a megabyte of addresses holds 2**16 slots of 16 bytes
+_SLOTS = (1 << _SLOT_BITS) - 1
 _MAX_PAGES = 2048  # a table of 128 MiB: the search stays below 200 MB
 
 Ints = NDArray[np.int64]
@@ -63,6 +64,9 @@ class Deadline:
         self._end = time.thread_time() + budget_s
         self._latest = time.monotonic() + _PATIENCE * budget_s
         self.passed = False
+        self.names_followed = False
+        """Whether the program's variables and the running functions were followed to the end before
+        it passed: what no name of theirs leads to, more time would hardly explain."""
 
     def check(self) -> bool:
         """True when the time is over."""
@@ -104,6 +108,10 @@ class Heap:
         if len(pages) > _MAX_PAGES:  # the fullest pages first would need counts; the lowest do
             pages, self.complete = pages[:_MAX_PAGES], False
         self._pages = pages
+        self._row_by_bits = np.zeros(1 << _SLOT_BITS, np.intp)
+        self._row_by_bits[pages & _SLOTS] = np.arange(len(pages))
+        # two regions of memory may have pages with the same last bits
+        self._are_told_by_bits = len(np.unique(pages & _SLOTS)) == len(pages)
         self._row_of = {page: row for row, page in enumerate(pages.tolist())}
         self._marks = np.zeros((len(pages) << _SLOT_BITS) + 1, np.uint8)
         self._marks[self._places(ids)] = TRACKED
@@ -111,9 +119,12 @@ class Heap:
 
     def _places(self, ids: Ints) -> Ints:
         pages = ids >> _PAGE_BITS
-        row = np.searchsorted(self._pages, pages)
-        np.minimum(row, len(self._pages) - 1, out=row)
-        places = (row << _SLOT_BITS) | ((ids >> 4) & ((1 << _SLOT_BITS) - 1))
+        if self._are_told_by_bits:
+            row = self._row_by_bits[pages & _SLOTS]
+        else:
+            row = np.searchsorted(self._pages, pages)
+            np.minimum(row, len(self._pages) - 1, out=row)
+        places: Ints = (row << _SLOT_BITS) | ((ids >> 4) & _SLOTS)
         places[self._pages[row] != pages] = len(self._marks) - 1
         return places
 
@@ -123,7 +134,7 @@ class Heap:
         row = self._row_of.get(at >> _PAGE_BITS)
         if row is None:
             return len(self._marks) - 1
-        return row << _SLOT_BITS | at >> 4 & (1 << _SLOT_BITS) - 1
+        return row << _SLOT_BITS | at >> 4 & _SLOTS
 
     def mark(self, objects: Iterable[object], bits: int) -> None:
         """Add ``bits`` to the marks of ``objects``; untracked ones are left out."""
@@ -223,5 +234,9 @@ class Heap:
 def places_among(ids: Ints, targets: list[int]) -> list[int]:
     """Where in ``ids`` one of ``targets`` stands, which are few and in order."""
     few = np.array([*targets, np.iinfo(np.int64).max])
-    places: list[int] = np.flatnonzero(few[np.searchsorted(few, ids)] == ids).tolist()
+    may_be = np.zeros(1 << _SLOT_BITS, np.bool_)
+    may_be[few >> 4 & _SLOTS] = True
+    likely = np.flatnonzero(may_be[ids >> 4 & _SLOTS])  # most are ruled out by a look
+    ids = ids[likely]
+    places: list[int] = likely[few[np.searchsorted(few, ids)] == ids].tolist()
     return places

@@ -20,12 +20,14 @@ __all__ = [
     "ended_by",
     "frame_roots",
     "is_own",
+    "is_own_module",
     "module_root",
     "module_roots",
     "source_line",
 ]
 
 _PACKAGE = __name__.split(".")[0]
+_INSIDE = f"{_PACKAGE}."
 _MOST_CAUSES = 16
 """Exceptions that one came of, which are followed."""
 _ends: list[BaseException] = []
@@ -64,7 +66,12 @@ def is_own(globals_: dict[str, object]) -> bool:
     name = dict.get(globals_, "__name__")
     if type(name) is str and name == "__main__":  # of `python -m memprof.record.launch`
         name = dict.get(globals_, "__package__")
-    return type(name) is str and (name == _PACKAGE or name.startswith(_PACKAGE + "."))
+    return is_own_module(name)
+
+
+def is_own_module(name: object) -> bool:
+    """Whether a name of a module, or what stands in its place, is that of one of memprof's."""
+    return type(name) is str and (name == _PACKAGE or name.startswith(_INSIDE))
 
 
 def source_line(filename: str, line: int) -> str:
@@ -154,7 +161,7 @@ def _frame_root(frame: types.FrameType, thread: str) -> Root:
 
 
 def module_roots(*, user: bool) -> list[Root]:
-    """The globals of the user's modules, or those of libraries; never memprof's."""
+    """The globals of the user's modules, or of libraries'; never memprof's."""
     roots = []
     visited: set[int] = set()  # ``multiprocessing`` calls the main module ``__mp_main__`` as well
     for name, module in list(sys.modules.items()):
@@ -164,20 +171,22 @@ def module_roots(*, user: bool) -> list[Root]:
         if type(variables) is not dict or id(variables) in visited or is_own(variables):
             continue
         visited.add(id(variables))
-        if _is_user_module(name, variables) is user:
-            roots.append(_module_root(name, variables))
+        if _is_user_module(name, variables) == user:
+            roots.append(_module_root(name, variables, user=user))
     return roots
 
 
 def module_root(name: str, module: types.ModuleType) -> Root:
     """The globals of one module."""
-    return _module_root(name, types.ModuleType.__getattribute__(module, "__dict__"))
+    variables = types.ModuleType.__getattribute__(module, "__dict__")
+    return _module_root(name, variables, user=_is_user_module(name, variables))
 
 
-def _module_root(name: str, variables: dict[str, object]) -> Root:
-    items = list(variables.items())
-    names, values = [key for key, _ in items], [value for _, value in items]
-    if not all(type(key) is str for key in names):
+def _module_root(name: str, variables: dict[str, object], *, user: bool) -> Root:
+    # There may be a thousand modules with hundreds of names each: no step of Python for each name.
+    moment = variables.copy()  # at once: other threads may define more
+    names, values = list(moment), list(moment.values())
+    if set(map(type, names)) != {str}:
         names = [text_of(key) for key in names]
     if "__builtins__" in names:
         at = names.index("__builtins__")
@@ -189,7 +198,7 @@ def _module_root(name: str, variables: dict[str, object]) -> Root:
         names,
         values,
         filename if type(filename) is str else "",
-        user=_is_user_module(name, variables),
+        user=user,
     )
 
 

@@ -12,13 +12,14 @@ import numpy.typing as npt
 from memprof.sources.tensor_addresses import DeviceBlock
 from memprof.trace import EMPTY, NOT_RECORDED, SURVIVOR_AGE, Category, Column, Label
 
-__all__ = ["Living", "Suspect", "residents", "stackless", "suspects"]
+__all__ = ["Living", "Suspect", "remade", "residents", "stackless", "suspects"]
 
 _LEAST_BIRTHS = 3
 """Distinct steps that survivors of one stack were made in."""
 _TARGETS = 3
 _MOST_SUSPECTS = 48
 _MOST_RESIDENTS = 24
+_MOST_REMADE = 8
 _LEAST_ALIKE = 8
 """Tensors of one size without a stack that are taken for ones that the same line made."""
 _MUCH = 0.25
@@ -116,6 +117,19 @@ def residents(living: Living, label_of: Callable[[int], Label]) -> list[Suspect]
     groups = _groups(living, _steps(living.label, label_of), open_, lambda _, size: size >= least)
     groups.sort(key=lambda one: (-one.bytes, one.first))
     return [_describe(living, one, 0, _largest(living, one)) for one in groups[:_MOST_RESIDENTS]]
+
+
+def remade(living: Living, label_of: Callable[[int], Label], since: int) -> list[Suspect]:
+    """The largest groups of a stack of which nothing was made before step ``since``.
+
+    Whether what is made anew again and again becomes larger is told by looks that lie apart.
+    """
+    open_ = np.flatnonzero((living.stack != EMPTY) & ~np.isin(living.category, _EXPLAINED))
+    least = _LEAST_SHARE * int(living.size.sum())
+    groups = _groups(living, _steps(living.label, label_of), open_, lambda _, size: size >= least)
+    groups = [one for one in groups if int(one.birth_steps[0]) >= since]
+    groups.sort(key=lambda one: (-one.bytes, one.first))
+    return [_describe(living, one, 0, _largest(living, one)) for one in groups[:_MOST_REMADE]]
 
 
 def stackless(living: Living) -> list[Suspect]:

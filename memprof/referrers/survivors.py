@@ -12,7 +12,14 @@ from memprof.reference_chain import LinkKind, is_bounded, largest_container, way
 from memprof.referrers.bounded_search import Quarry, Searches
 from memprof.referrers.graph_growth import GraphGrowth, longest_graph
 from memprof.referrers.pause_estimate import PauseEstimate
-from memprof.referrers.search_candidates import Living, Suspect, residents, stackless, suspects
+from memprof.referrers.search_candidates import (
+    Living,
+    Suspect,
+    remade,
+    residents,
+    stackless,
+    suspects,
+)
 from memprof.referrers.search_from_roots import quiet
 from memprof.source_code.find_line import may_stop_growing
 from memprof.sources.tensor_addresses import PlaceOf, place_of
@@ -25,9 +32,15 @@ _FIRST_LOOK = 8
 """Steps before the first look; the others are after 12, 16, 24, 32, 48, 64, 96 …"""
 _FRESH_BIRTHS = 2.0
 """A stack is searched again when its survivors come from so many times more steps than before."""
+_IN_VAIN = 2
+"""Times as long until the next search where one found no holder: it takes the longest."""
 _ANNOUNCED_AFTER = 4
 """Looks in a row at which a stack's survivors had become more."""
 _ANNOUNCED_BIRTHS = 6
+_LARGER_AFTER = 3
+"""Looks in a row at which what is made anew was larger than at the one before."""
+_MUCH_LARGER = 2
+"""Times the bytes that it had when it was searched for, before it is searched for again."""
 SCAN_S = 0.15
 """The longest that a scan for graphs may hold the job up in passing."""
 _SCAN_BLOCK_S = 1.5e-8
@@ -35,8 +48,8 @@ _SCAN_BLOCK_S = 1.5e-8
 4.2 million objects, Python 3.11, 2026-11-22."""
 GRAPH_S = 0.3
 """The longest that a search for the tensor may take that a growing graph hangs on."""
-LAST_S = 0.5
-"""What the last look may take …"""
+LAST_S = 1.0
+"""What the last look may take, as the program is over and nothing can be left for later …"""
 _FOR_SEARCH = 0.75
 """… and the part of it that is the search's: an estimate may be wrong, and graphs are scanned."""
 _ANNOUNCED_LATE = 8
@@ -76,6 +89,17 @@ class _StackSearch:
 
 
 @dataclass(slots=True)
+class _Remade:
+    """What was known at the last look of tensors that are made anew again and again."""
+
+    bytes: int
+    grown: int = 0
+    """Looks in a row at which they had become larger."""
+    searched: int = 0
+    """Bytes when their holders were searched for last."""
+
+
+@dataclass(slots=True)
 class Survivors:
     """Asked at every step's end; answers almost always at once with nothing.
 
@@ -94,6 +118,9 @@ class Survivors:
     _began_s: float = field(default_factory=time.monotonic)
     _spent_s: float = 0.0
     _growths: dict[tuple[str, int], _StackSearch] = field(default_factory=dict)
+    _remade: dict[tuple[str, int], _Remade] = field(default_factory=dict)
+    _looked_step: int = -1
+    """The step of the last look."""
     _announcements: set[tuple[Hashable, ...]] = field(default_factory=set)
     _graphs: GraphGrowth = field(default_factory=GraphGrowth)
     _graph_said: bool = False
@@ -107,17 +134,30 @@ class Survivors:
     def step_ended(self, step: int) -> list[Announcement]:
         """What can be said after ``step``."""
         self._steps += 1
-        announcements = self._gone_on(step) if self._searches.is_under_way else []
+        announcements = self._gone_on(step) if self.is_searching else []
         return [
             *announcements,
             *(self.look(step) if _is_look(self._steps) and self.has_time() else ()),
         ]
 
+    @property
+    def is_searching(self) -> bool:
+        """Whether a search goes on at the next step's end."""
+        return self._searches.is_under_way
+
+    def step_ended_between(self, step: int) -> list[Announcement]:
+        """What a search says that a window began and that is not over yet."""
+        return self._gone_on(step) if self.is_searching else []
+
     def window_ended(self, step: int) -> list[Announcement]:
-        """The same when what was recorded of new tensors ends, until the next window."""
+        """The same when what was recorded of new tensors ends, until the next window.
+
+        It may be the last time that what the program holds has a name: whatever grows is searched
+        for, even where that takes many steps' ends.
+        """
         if self._steps < _FIRST_LOOK or not self.has_time():
             return []
-        return [*self.look(step), *self._of_stackless(step)]
+        return [*self.look(step, all_that_grow=True), *self._of_stackless(step)]
 
     def _of_stackless(self, step: int) -> list[Announcement]:
         """Who holds most of what was made between windows: at the end names may be gone."""
@@ -136,23 +176,30 @@ class Survivors:
             if holders
         ]
 
-    def look(self, step: int) -> list[Announcement]:
+    def look(self, step: int, *, all_that_grow: bool = False) -> list[Announcement]:
         """Search for the holders of whatever has grown since the last look.
 
         Where that takes long it is done at the next step ends, bit by bit, and only for a leak that
-        is certain.
+        is certain, or ``all_that_grow``.
         """
         began_s = time.thread_time()
         is_busy = self._searches.is_under_way
         with quiet():  # a block that a collection frees in between would seem to have no owner
             growing = self._growing(step)
-            fresh = [(source, one) for source, one, is_fresh in growing if is_fresh]
-            if not self._searches.is_cheap():
+            fresh = [
+                (source, one)
+                for source, one, is_fresh in growing
+                if is_fresh or (all_that_grow and not self._holders(source, one))
+            ]
+            if not (all_that_grow or self._searches.is_cheap()):
                 fresh = [(source, one) for source, one in fresh if self._is_certain(source, one)]
-            if fresh and not is_busy:
-                self._searches.begin([_quarry(*pair) for pair in fresh])
-            searched_keys = self._take_answers()
-            announcements = [
+            larger = self._larger(step, least=1 if all_that_grow else _LARGER_AFTER)
+            if (fresh or larger) and not is_busy:
+                self._searches.begin([_quarry(*pair) for pair in (*fresh, *larger)])
+            answers = self._searches.take()
+            searched_keys = self._note_answers(answers)
+            announcements = _said_of_remade(answers, step)
+            announcements += [
                 one
                 for source, suspect, _ in growing
                 if (one := self._said_of(source.device, suspect, step, searched_keys)) is not None
@@ -164,14 +211,17 @@ class Survivors:
     def last_look(self, step: int) -> list[Announcement]:
         """At the end of the recording: also who holds the largest bytes that nothing explains.
 
-        All that was put off is searched for now, as far as it can be in half a second.
+        All that was put off is searched for now, as far as it can be in a second.
         """
         began_s = time.thread_time()
         with quiet():
             growing = self._growing(step)
-            fresh = [(source, one) for source, one, is_fresh in growing if is_fresh]
-            if not self._searches.is_cheap():  # what is known of them was told
-                fresh = [(source, one) for source, one in fresh if not self._holders(source, one)]
+            is_cheap = self._searches.is_cheap()  # else what is known of them was told
+            fresh = [
+                (source, one)
+                for source, one, is_fresh in growing
+                if not self._holders(source, one) or (is_fresh and is_cheap)
+            ]
             growing_keys = {(source.device, one.stack) for source, one, _ in growing} | set(
                 self._growths
             )
@@ -227,8 +277,30 @@ class Survivors:
             for one in suspects(source.living(), source.label_of, step)
         ]
 
-    def _take_answers(self) -> set[tuple[str, int]]:
-        return self._note_answers(self._searches.take())
+    def _larger(self, step: int, least: int) -> list[tuple[LiveSource, Suspect]]:
+        """What is made anew and was larger at ``least`` looks in a row, where there is time for it.
+
+        None of it lives for long, so a search that takes several steps would find it gone.
+        """
+        since, self._looked_step = self._looked_step, step
+        found = [
+            (source, one)
+            for source in self.sources()
+            for one in remade(source.living(), source.label_of, since)
+        ]
+        remaining: dict[tuple[str, int], _Remade] = {}
+        larger = []
+        for source, one in found:
+            key = source.device, one.stack
+            before = self._remade.get(key, _Remade(one.bytes))
+            grown = before.grown + 1 if one.bytes > before.bytes else 0
+            remaining[key] = now = _Remade(one.bytes, grown, before.searched)
+            is_due = grown >= least and one.bytes >= _MUCH_LARGER * now.searched
+            if is_due and key not in self._growths and self._searches.is_at_once():
+                now.searched = one.bytes
+                larger.append((source, one))
+        self._remade = remaining
+        return larger
 
     def _note_answers(
         self, answers: Iterable[tuple[Quarry, tuple[Holder, ...]]]
@@ -239,7 +311,8 @@ class Survivors:
             key = quarry.device, quarry.suspect.stack
             growth = self._growths.get(key)
             if growth is not None:  # it grows
-                growth.searched = quarry.suspect.births
+                asked_in_vain = 1 if holders else _IN_VAIN
+                growth.searched = asked_in_vain * quarry.suspect.births
                 growth.holders = holders or growth.holders
                 searched.add(key)
         return searched
@@ -315,6 +388,17 @@ def _is_look(steps: int) -> bool:
     while odd % 2 == 0:
         odd //= 2
     return odd in (1, 3)
+
+
+def _said_of_remade(
+    answers: Iterable[tuple[Quarry, tuple[Holder, ...]]], step: int
+) -> list[Announcement]:
+    """Who holds what is made anew; none where it has no holder that has a name."""
+    return [
+        Announcement(_finding(one.device, one.suspect, step, holders, "resident"))
+        for one, holders in answers
+        if not one.suspect.births and holders and holders[0].is_named
+    ]
 
 
 def _quarry(source: LiveSource, one: Suspect) -> Quarry:

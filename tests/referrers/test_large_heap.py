@@ -1,0 +1,257 @@
+"""In a heap of frameworks a search stops at what surely explains, and says no more than it knows."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="holders are searched for of tensors")
+
+import memprof  # noqa: E402
+from memprof.referrers import bounded_search as searches  # noqa: E402
+from memprof.referrers import heap, pause_estimate  # noqa: E402
+from memprof.referrers import search_from_roots as search  # noqa: E402
+from memprof.referrers.find_holders import find_holders  # noqa: E402
+from memprof.referrers.heap import Deadline, places_among  # noqa: E402
+from memprof.referrers.roots import module_roots  # noqa: E402
+from memprof.referrers.search_from_tensors import UpwardSearch  # noqa: E402
+from memprof.referrers.survivors import Survivors  # noqa: E402
+
+KEPT: list[torch.Tensor] = []
+OF_A_LIBRARY = json
+
+
+@pytest.fixture(scope="module")
+def large_heap():
+    """As many objects as frameworks bring; a class holds them, as theirs do."""
+    return type("Framework", (), {"parts": [[None] for _ in range(300_000)]})
+
+
+@pytest.fixture
+def library_sweeps(monkeypatch):
+    """An entry for each time that modules of libraries are asked for."""
+    asked = []
+
+    def counted(*, user):
+        if not user:
+            asked.append("libraries")
+        return module_roots(user=user)
+
+    monkeypatch.setattr(search, "module_roots", counted)
+    return asked
+
+
+def kept_by_the_program():
+    KEPT.append(torch.ones(5))
+    return KEPT[0].untyped_storage()._cdata
+
+
+def kept_by_a_library(monkeypatch):
+    hoard = [torch.ones(7)]
+    monkeypatch.setattr(OF_A_LIBRARY, "hoard", hoard, raising=False)
+    return hoard[0].untyped_storage()._cdata
+
+
+def names(found):
+    return [one.description for one in found]
+
+
+@pytest.mark.whole_heap
+@pytest.mark.usefixtures("large_heap")
+def test_what_the_programs_names_explain_needs_no_look_at_libraries(library_sweeps):
+    key = kept_by_the_program()
+    (found,) = find_holders([key], budget_s=60.0, in_passing=True)
+    assert names(found)[0].startswith("list `KEPT` (1 items), global `KEPT` of")
+    assert library_sweeps == []
+    assert names(find_holders([key], budget_s=60.0)[0]) == names(found)
+    assert len(library_sweeps) == 1  # nobody waits: everything is looked at
+
+
+@pytest.mark.whole_heap
+@pytest.mark.usefixtures("large_heap")
+def test_what_only_a_library_holds_is_named_all_the_same(library_sweeps, monkeypatch):
+    keys = [kept_by_the_program(), kept_by_a_library(monkeypatch)]
+    mine, its = find_holders(keys, budget_s=60.0, in_passing=True)
+    assert "`KEPT`" in names(mine)[0]
+    assert names(its) == ["list `hoard` (1 items), global `hoard` of json"]
+    assert len(library_sweeps) == 1
+
+
+def test_a_small_heap_is_searched_whole(library_sweeps):
+    find_holders([kept_by_the_program()], budget_s=60.0, in_passing=True)
+    assert len(library_sweeps) == 1
+
+
+@pytest.mark.parametrize("in_passing", [True, False])
+def test_a_search_that_is_cut_off_names_what_the_program_surely_holds(monkeypatch, in_passing):
+    keys = [kept_by_the_program(), kept_by_a_library(monkeypatch)]
+    deadline = Deadline(60.0)
+
+    def too_late(*, user):
+        deadline.passed = deadline.passed or not user
+        return module_roots(user=user)
+
+    monkeypatch.setattr(search, "module_roots", too_late)
+    mine, its = find_holders(keys, deadline=deadline, in_passing=in_passing)
+    assert "`KEPT`" in names(mine)[0]
+    assert [one.is_named for one in its] == [False]
+
+
+def test_nothing_is_sure_before_the_programs_names_were_followed_to_the_end():
+    deadline = Deadline(60.0)
+    deadline.passed = True
+    (found,) = find_holders([kept_by_the_program()], deadline=deadline, in_passing=True)
+    assert names(found) == ["the search ended before it found an owner"]
+
+
+def test_places_are_those_of_an_exact_look_at_each():
+    objects = [object() for _ in range(70_000)]  # more than the first look tells apart
+    ids = search.addresses(objects)
+    rows = [3, 17, 512, 40_000, 69_999]
+    targets = sorted(int(ids[row]) for row in rows)
+    assert sorted(places_among(ids, targets)) == rows
+    assert places_among(ids, [1, targets[-1] + (1 << 20)]) == []
+
+
+@pytest.mark.parametrize("apart", [3 << 20, 1 << 36])
+def test_marks_are_those_of_the_object_also_where_regions_of_memory_look_alike(monkeypatch, apart):
+    """A table of pages by their last bits cannot tell two that lie 64 GiB apart."""
+    names = ["low", "high", "unknown"]
+    address_of = dict(zip(map(id, names), (5 << 20, (5 << 20) + apart, 9 << 20), strict=True))
+    monkeypatch.setattr(
+        heap, "addresses", lambda objects: np.array([address_of[id(one)] for one in objects])
+    )
+    objects = heap.Heap(names[:2], Deadline(60.0))
+    objects.mark([names[1]], heap.TARGET)
+    tracked = heap.TRACKED
+    assert objects.marks(names).tolist() == [tracked, tracked | heap.TARGET, 0]
+
+
+def record(step, path, steps, **options):
+    with memprof.track(path, sources=["cpu"], allowance_s=60, **options) as tracker:
+        for i in range(steps):
+            step(i)
+            tracker.step()
+    return memprof.load(path)
+
+
+def growing(run):
+    return [f for f in run.findings if f.finding == "holders" and f.stack]
+
+
+def test_in_a_heap_of_frameworks_what_grows_is_searched_for_at_the_first_look(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(searches, "WHOLE_S", 0.5)  # as users have it
+    monkeypatch.setattr(
+        pause_estimate.sys, "getallocatedblocks", lambda: 2_500_000
+    )  # transformers, lightning, torchmetrics, diffusers
+    outputs = []
+    run = record(lambda i: outputs.append(torch.zeros(1000)), tmp_path / "run.json", 9)
+    first = growing(run)[0]
+    assert first.step == 7
+    assert "outputs" in first.holders[0].description
+
+
+@pytest.mark.parametrize("followed", [False, True])
+def test_only_what_the_programs_names_may_still_lead_to_is_climbed_to(
+    followed, tmp_path, monkeypatch
+):
+    mine, other, climbed = [], [], []
+    find, at_step = searches.find_holders, [0]
+
+    def half_cut_off(targets, *, deadline, **how):
+        found = find(targets, deadline=deadline, **how)
+        if at_step[0] < 12:
+            deadline.passed, deadline.names_followed = True, followed
+            found = [one if "mine" in names(one)[0] else () for one in found]
+        return found
+
+    class Watched(UpwardSearch):
+        def __init__(self, targets, **options):
+            climbed.append(len(targets))
+            super().__init__(targets, **options)
+
+    def step(i):
+        at_step[0] = i
+        mine.append(torch.zeros(1000))
+        other.append(torch.zeros(500))
+
+    monkeypatch.setattr(searches, "find_holders", half_cut_off)
+    monkeypatch.setattr(searches, "UpwardSearch", Watched)
+    run = record(step, tmp_path / "run.json", 13)
+    assert climbed == ([] if followed else [1])
+    holders = {one.holders[0].description for one in growing(run) if one.holders}
+    assert any("mine" in one for one in holders)
+    assert any("other" in one for one in holders)  # at the end what has no holder is asked for
+
+
+class Assistant:
+    """Adds to a tensor, in place of which comes a longer one; and keeps one that stays as it is."""
+
+    def __init__(self):
+        self.memory = {"prompt": torch.zeros(0)}
+        self.last = torch.zeros(1000)
+
+    def answer(self):
+        self.memory["prompt"] = torch.cat([self.memory["prompt"], torch.zeros(1000)])
+        self.last = torch.zeros(1000)
+
+
+def test_what_is_made_anew_and_larger_is_searched_for_while_the_job_runs(tmp_path, monkeypatch):
+    """None of it survives its step, and at the end its name is gone."""
+    monkeypatch.setattr(Survivors, "last_look", lambda *_: [])
+    assistant = Assistant()
+    run = record(lambda _: assistant.answer(), tmp_path / "run.json", 50)
+    found = growing(run)
+    assert [one.step for one in found] == [23, 47]  # the fourth look; with twice the bytes
+    assert {one.details["reason"] for one in found} == {"resident"}
+    for one in found:
+        assert "`assistant.memory`" in one.holders[0].description.replace("['prompt']", "")
+
+
+def test_what_an_inner_function_has_is_named_by_what_the_outer_one_keeps():
+    """The variable is gone when the function returns; what keeps the tensor is not."""
+    assistant = Assistant()
+
+    def answer(cache):
+        return names(find_holders([cache["prompt"].untyped_storage()._cdata], budget_s=60.0)[0])
+
+    first, *_ = answer(assistant.memory)
+    assert first.startswith("dict `assistant.memory` (1 items), local `assistant` of test_what_an")
+
+
+def test_a_search_that_a_window_began_goes_on_after_it(tmp_path, monkeypatch):
+    """In a function whose names are gone at the end, where nothing more is recorded."""
+    for name in ("WHOLE_S", "WHOLE_AFTER_S", "CHEAP_S", "SLICE_S"):
+        monkeypatch.setattr(searches, name, 0.0)
+    slices = []
+    between = Survivors.step_ended_between
+    monkeypatch.setattr(
+        Survivors,
+        "step_ended_between",
+        lambda self, step: slices.append(step) or between(self, step),
+    )
+
+    def train(tracker):
+        box = type("Box", (), {})()
+        box.model = {"meters": {"loss": []}}
+        for _ in range(30):
+            box.model["meters"]["loss"].append(torch.zeros(1000))
+            tracker.step()
+
+    with memprof.track(
+        tmp_path / "run.json", sources=["cpu"], allowance_s=60, max_events=40
+    ) as tracker:
+        train(tracker)
+    run = memprof.load(tmp_path / "run.json")
+    last = run.windows[0].last_step
+    assert 8 <= last < 25
+    assert slices
+    assert slices[0] == last + 1
+    (found,) = [one for one in growing(run) if one.holders]
+    assert found.step > last
+    assert "box.model['meters']['loss']" in found.holders[0].description
+    assert len(slices) < 12  # no longer than it takes
