@@ -140,6 +140,8 @@ def _when_tile(device: DeviceFigures) -> str:
     where += [peak.phase] if peak.phase != UNKNOWN_PHASE else []
     where += [escaped(peak.module, 80)] if peak.module else []
     site = f"<code>{escaped(peak.site, 120)}</code>" if peak.site else ""
+    if peak.origin_site:
+        site = f"backward pass of <code>{escaped(peak.origin_site, 120)}</code>"
     detail = ". ".join(
         t for t in (site, f"{_count_of(device.events, 'event')}{_steps(device)}") if t
     )

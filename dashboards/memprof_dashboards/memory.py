@@ -172,7 +172,7 @@ def _all_layers(windows: Sequence[WindowView], entries: Sequence[Ints]) -> dict[
     splits = {"category": _category_layers(windows, entries)}
     picks: dict[str, Callable[[OwnerGroupings], Grouping]] = {
         "module": lambda owners: _alike(owners.module),
-        "site": lambda owners: owners.site,
+        "site": lambda owners: owners.line,
     }
     for name, pick in picks.items():
         layers = _named_layers(windows, entries, pick)

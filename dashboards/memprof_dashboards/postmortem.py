@@ -17,6 +17,7 @@ _KINDS = {
     "settings": "allocator settings",
     "limit": "no limit",
     "others": "others' memory",
+    "optimizer": "optimizer",
     "free": "free",
     "checkpoint": "checkpoint",
     "batch": "smaller batch",

@@ -13,6 +13,7 @@ from memprof.units import format_bytes
 from memprof.views.device_readings import PROCESS, beyond_torch, most, other_processes, series_of
 from memprof.views.examination import DeviceExamination, alive_at_peak
 from memprof.views.owners import Group, top
+from memprof.views.sites import site_name
 from memprof.views.steps import allocated_trend
 from memprof.views.time_to_full import TimeToFull, times_to_full
 from memprof.views.trend import Trend
@@ -35,11 +36,19 @@ class PeakMoment:
     phase: str
     module: str
     site: str
+    """The program's line that ran, such as that of ``loss.backward()``."""
+    origin_site: str
+    """In a backward pass the forward line whose operator it was; empty where not known."""
     categories: tuple[Group, ...]
     modules: tuple[Group, ...]
     sites: tuple[Group, ...]
     inferred: bool
     """Categories and phase were guessed from stacks."""
+
+    @property
+    def backward_of(self) -> str:
+        """``in the backward pass of train.py:31 in forward``; empty where that is not known."""
+        return f"in the backward pass of {self.origin_site}" if self.origin_site else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +144,7 @@ def _peak_moment(window: Window, number: int) -> PeakMoment:
     event, alive = line.peak_allocated.event, alive_at_peak(window)
     label = trace.label(int(trace.events.label[event])) if event >= 0 else None
     row = int((line.lives.alloc == event).argmax()) if event >= 0 else -1
+    origin = window.origin_of(row) if row >= 0 else None
     phase = label.phase if label else Phase.UNKNOWN
     if phase is Phase.UNKNOWN and row >= 0:
         phase = Phase(int(who.phase.of[row]))
@@ -147,8 +157,9 @@ def _peak_moment(window: Window, number: int) -> PeakMoment:
         phase=phase.name.lower(),
         module=label.module if label else "",
         site=who.site.names[int(who.site.of[row])] if row >= 0 else "",
+        origin_site=site_name(origin) if origin is not None else "",
         categories=tuple(top(who.category, line.lives.size, alive, 8)),
         modules=tuple(top(who.module, line.lives.size, alive, _TOP)),
-        sites=tuple(top(who.site, line.lives.size, alive, _TOP)),
+        sites=tuple(top(who.line, line.lives.size, alive, _TOP)),
         inferred=who.inferred,
     )

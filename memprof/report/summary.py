@@ -260,8 +260,9 @@ def _evidence(finding: RuleFinding) -> str:
         code_text = f": `{code}`" if code else ""
         inner = library_frame(finding.stack)
         by = f", by {site_name(inner)}" if inner is not None else ""
+        how = "made in the backward pass of" if _in_backward_of(finding) else "made at"
         sentences.append(
-            f"made at {short_path(finding.site.filename)}:{finding.site.line}{code_text}{by}"
+            f"{how} {short_path(finding.site.filename)}:{finding.site.line}{code_text}{by}"
         )
     if finding.bytes_per_step and finding.bytes:
         by = f" after step {finding.last_step}" if finding.last_step >= 0 else ""
@@ -270,6 +271,10 @@ def _evidence(finding: RuleFinding) -> str:
         others = len(finding.holders) - 1
         sentences.append(f"{others} more {'holds' if others == 1 else 'hold'} such tensors")
     return "; ".join(sentences) or finding.title
+
+
+def _in_backward_of(finding: RuleFinding) -> bool:
+    return finding.match is not None and finding.match.in_backward_of
 
 
 def _state_alone(run: Run, main: DeviceFigures) -> Verdict:

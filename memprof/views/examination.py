@@ -100,12 +100,12 @@ class Examination:
 
 def examine(run: Run) -> Examination:
     """Timelines, owners and steps of every device and window of ``run``."""
-    return Examination(run, tuple(_examine_device(d, run.is_snapshot) for d in run.devices))
+    return Examination(run, tuple(_examine_device(d, run) for d in run.devices))
 
 
-def _examine_device(device: DeviceRun, is_snapshot: bool) -> DeviceExamination:
+def _examine_device(device: DeviceRun, run: Run) -> DeviceExamination:
     windows = [
-        Window.of(trace, number, exact=not is_snapshot)
+        Window.of(trace, number, exact=not run.is_snapshot, run=run)
         for number, trace in enumerate(device.windows)
     ]
     steps = device_steps(device, tuple(window.line for window in windows))

@@ -76,6 +76,10 @@ class OwnerGroupings:
     inferred: bool
     """Categories and phases were guessed from stacks, not recorded."""
     sites: Sites
+    origin: Bytes
+    """Row in ``sites.frames`` of the forward line whose backward pass made each; 0 elsewhere."""
+    line: Grouping
+    """For people: the site, and of a backward pass the forward line that it is of, where known."""
 
 
 CATEGORY_NAMES = tuple(c.name.lower().replace("_", " ") for c in Category)
@@ -96,17 +100,27 @@ def owners(trace: Trace, lives: Lifetimes) -> OwnerGroupings:
         guess = infer(trace, lives)
         category, phase = guess.category.astype(np.int64), guess.phase.astype(np.int64)
     places = sites(trace.tables)
+    site = places.of_stack[lives.stack].astype(np.int64)
+    names = tuple(site_name(frame) for frame in places.frames)
+    origin = _origins(trace, lives, places)
+    passes = tuple(f"{name} (backward pass)" for name in names)
     return OwnerGroupings(
         category=Grouping(CATEGORY_NAMES, category),
         module=_by_module(trace, lives),
-        site=Grouping(
-            tuple(site_name(frame) for frame in places.frames),
-            places.of_stack[lives.stack].astype(np.int64),
-        ),
+        site=Grouping(names, site),
         phase=Grouping(PHASE_NAMES, phase),
         inferred=is_inferred,
         sites=places,
+        origin=origin,
+        line=Grouping(names + passes, np.where(origin > 0, origin + len(names), site)),
     )
+
+
+def _origins(trace: Trace, lives: Lifetimes, places: Sites) -> Bytes:
+    stack = np.zeros(len(lives), dtype=np.int64)
+    made = lives.alloc >= 0
+    stack[made] = trace.events.origin[lives.alloc[made]]
+    return places.of_stack[stack].astype(np.int64)
 
 
 def _by_module(trace: Trace, lives: Lifetimes) -> Grouping:

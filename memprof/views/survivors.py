@@ -30,6 +30,8 @@ Bools = npt.NDArray[np.bool_]
 
 OUTLIVED = 1 << 40
 """The place in which something was freed that was alive when the recording ended."""
+_MOST_STEPS = 1 << 24
+"""Of a window: more than that were not made, and a number in the file is damaged."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,8 +202,11 @@ def _ended_steps(device: DeviceExamination, window: Window) -> tuple[Ints, Ints]
         return np.unique(steps.last[rows]), labelled
     if not len(labelled) or labelled[-1] < 0:
         return _annotated_steps(device, window)
-    # the last one is unfinished
-    return np.arange(max(int(labelled[0]), 0), int(labelled[-1])), labelled
+    first, unfinished = max(int(labelled[0]), 0), int(labelled[-1])
+    if unfinished - first > _MOST_STEPS:
+        steps_with_events = np.unique(labelled[labelled >= 0])
+        return steps_with_events[steps_with_events < unfinished], labelled
+    return np.arange(first, unfinished), labelled
 
 
 def _annotated_steps(device: DeviceExamination, window: Window) -> tuple[Ints, Ints]:

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.allocator import ReplayedTrace, replayed_trace
-from memprof.records import Site
+from memprof.records import DoubleResults, Site
+from memprof.run import Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Program, code_of, program_of
 from memprof.trace import SURVIVOR_AGE, WARM_UP, Action, Frame, Phase, Trace
@@ -46,22 +47,42 @@ class Window:
     host: Window | None = None
     """The host's window of the same run, where tensors of the CPU were recorded beside a device."""
 
+    unmoved: frozenset[str] = frozenset()
+    """Paths of the modules that no step of an optimizer changes, as its rate for them is 0."""
+    doubles: tuple[DoubleResults, ...] = ()
+    """What operators returned in double precision on its device, where that was recorded."""
+
     replay: ReplayedTrace | None = None
     """The replay that its bytes come from; None where they are counted as its events stand."""
 
     @classmethod
-    def of(cls, trace_of_file: Trace, number: int = -1, *, exact: bool = True) -> Window:
+    def of(
+        cls, trace_of_file: Trace, number: int = -1, *, exact: bool = True, run: Run | None = None
+    ) -> Window:
         """The window of a trace; ``exact`` replays the bytes that each block took.
 
         Runs are short of events and their figures must equal torch's own counters to the byte. A
         plain snapshot is counted as its events stand, requests rounded up: it may hold millions of
-        events, and it may contradict itself; `memprof replay` is there for the rest.
+        events, and it may contradict itself; `memprof replay` is there for the rest. ``run`` is
+        asked what else is known of it.
         """
         replay = replayed_trace(trace_of_file) if exact and _has_blocks(trace_of_file) else None
         trace = trace_of_file if replay is None else replay.trace
         line = timeline(trace)
         attributed = owners(trace, line.lives)
-        return cls(trace, line, attributed, trace_of_file.device, number, replay=replay)
+        device = trace_of_file.device
+        doubles = tuple(one for one in run.doubles if one.device == device) if run else ()
+        unmoved = run.unmoved if run else frozenset()
+        return cls(
+            trace,
+            line,
+            attributed,
+            device,
+            number,
+            unmoved=unmoved,
+            doubles=doubles,
+            replay=replay,
+        )
 
     @property
     def lives(self) -> Lifetimes:
@@ -93,9 +114,9 @@ class Window:
         highest = len(allocated) - 1 - int(allocated[self.first_entry :][::-1].argmax())
         return Peak(int(allocated[highest]), highest - 1)
 
-    def replayed(self, cuts: Cuts) -> Saving:
-        """That peak with and without the bytes in ``cuts``."""
-        return replayed(self.line, cuts, self.first_entry)
+    def replayed(self, cuts: Cuts, *, divisor: int = 1) -> Saving:
+        """That peak with and without the bytes in ``cuts``, or one part in ``divisor`` of them."""
+        return replayed(self.line, cuts, self.first_entry, divisor=divisor)
 
     def whole(self, rows: Ints) -> Cuts:
         """Lifetimes that do not happen at all."""
@@ -178,6 +199,11 @@ class Window:
         """Row in ``seen.owners.sites.frames``."""
         return self.owners.site.of
 
+    @property
+    def origin_site(self) -> Ints:
+        """The same of the forward line whose backward pass made it; 0 elsewhere, or not known."""
+        return self.owners.origin
+
     @cached_property
     def module(self) -> Ints:
         """Row in ``seen.owners.module.names``."""
@@ -238,6 +264,16 @@ class Window:
     def frame_of(self, row: int) -> Frame:
         """The frame of that line."""
         return self.owners.sites.frames[int(self.site[row])]
+
+    def origin_of(self, row: int) -> Frame | None:
+        """The frame of the forward line whose backward pass made a lifetime; None elsewhere."""
+        origin = int(self.origin_site[row])
+        return self.owners.sites.frames[origin] if origin else None
+
+    def origin_stack(self, row: int) -> tuple[Frame, ...]:
+        """The frames of that line and what called it, innermost first; empty elsewhere."""
+        event = int(self.lives.alloc[row])
+        return self.trace.stack(int(self.trace.events.origin[event])) if event >= 0 else ()
 
 
 def site_at(frame: Frame) -> Site:

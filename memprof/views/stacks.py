@@ -1,0 +1,20 @@
+"""Tensors by the functions that made them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from memprof.trace import Frame
+from memprof.views.window import Bools, Window
+
+__all__ = ["made_through"]
+
+
+def made_through(window: Window, is_meant: Callable[[Frame], bool]) -> Bools:
+    """Whether each lifetime of a window was made by a call that went through such a frame."""
+    is_match = [is_meant(frame) for frame in window.trace.tables.frames]
+    stacks = np.array([any(is_match[at] for at in stack) for stack in window.trace.tables.stacks])
+    through: Bools = stacks[window.lives.stack]
+    return through
