@@ -7,11 +7,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memprof.records import Holder
-from memprof.reference_chain import CYCLES, Link, LinkKind, breadth, is_field, linked_at
+from memprof.reference_chain import (
+    CYCLES,
+    Link,
+    LinkKind,
+    breadth,
+    is_bounded,
+    is_field,
+    largest_container,
+    linked_at,
+)
 from memprof.rules.case import Case
 from memprof.source_code.idioms import Filling, checks_for_key, filling, growing, last_name
-from memprof.source_code.program import FUNCTIONS, Place, bound_names, called_name, calls_in
+from memprof.source_code.length_guards import is_kept_to_length
+from memprof.source_code.program import (
+    FUNCTIONS,
+    Place,
+    bound_names,
+    called_name,
+    calls_in,
+    place_of,
+)
 from memprof.source_code.verbs import EMPTYING
+from memprof.trace import Frame
 
 __all__ = [
     "FilledContainer",
@@ -20,6 +38,7 @@ __all__ = [
     "filled_registry",
     "has_fixed_keys",
     "is_cache",
+    "is_kept_short",
     "taken_at",
 ]
 
@@ -83,6 +102,23 @@ def filled_registry(case: Case) -> FilledContainer | None:
                 if place is not None and filling and last_name(filling.container) in names:
                     return FilledContainer(holder, place, filling)
     return None
+
+
+def is_kept_short(holder: Holder) -> bool:
+    """Whether the largest container of a chain is bounded, or what fills it takes by its length."""
+    if is_bounded(holder.links):
+        return True
+    container = largest_container(holder.links)
+    if container is None or linked_at(holder.links) is not None or not holder.line:
+        return False
+    place = place_of(Frame("", holder.filename, holder.line))
+    if place is not None and (growing(place) is None or isinstance(place.statement, FUNCTIONS)):
+        place = _filling_statement(place)
+    growth = growing(place)
+    if place is None or growth is None or place.program.code(holder.line).strip() != holder.code:
+        return False
+    name = last_name(holder.links[container - 1].name) if container else ""
+    return last_name(growth.container) == name and is_kept_to_length(place)
 
 
 def is_cache(container: FilledContainer) -> bool:

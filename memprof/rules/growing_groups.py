@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -18,7 +19,7 @@ from memprof.records import Holder
 from memprof.reference_chain import LinkKind, largest_container
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import copies_collection, joins_tensors
-from memprof.source_code.program import place_of, source_of
+from memprof.source_code.program import Place, place_of, source_of
 from memprof.trace import EMPTY, SURVIVOR_AGE, Category, Frame, Tables
 from memprof.views.sites import sites
 from memprof.views.survivors import Survival
@@ -309,12 +310,15 @@ def _ever_larger(
         _alive(lives.allocated_in[rows], lives.freed_in[rows], weights, length)
         for weights in (np.ones(len(rows), dtype=np.int64), lives.size[rows])
     )
+    end = _end_of_followed(survival.steps, count, amount)
+    count, amount = count[:end], amount[:end]
     settled = count[max(WARM_UP, int(lives.allocated_in[rows].min())) :]
     if not len(settled) or settled.max() == 0:
         return None
-    one_each = settled.min() == settled.max()
+    one_each = _is_one_each(settled)
     stack = _most(lives.stack[rows])
-    by_hooks = not one_each and _is_hooked(holders_of.get(stack, ())) and rise(count) is not None
+    holders = holders_of.get(stack, ())
+    by_hooks = not one_each and _is_hooked(holders) and rise(count) is not None
     if not one_each and not by_hooks and (np.diff(settled) > 0).mean() < _NEARLY_ALL:
         return None
     if (np.diff(floor(amount)[WARM_UP:]) > 0).sum() < _LEAST_BIRTHS:
@@ -323,13 +327,41 @@ def _ever_larger(
     if growth is None or growth.places[-1] - growth.places[0] < _LEAST_SPAN:
         return None
     made_anew = _joins if one_each else _copies
-    by_library = (
-        one_each and _is_kept(holders_of.get(stack, ())) and _joins_within(survival.tables, stack)
-    )
+    made_within = _joins_within if one_each else _copies_within
+    by_library = _is_kept_by_program(holders) and made_within(survival.tables, stack)
     if not (by_hooks or by_library or made_anew(survival.tables, stack)):
         return None
     return _group(
         survival, rows, _survivors_of(survival, rows, growth), growth, freed, replaces=True
+    )
+
+
+def _end_of_followed(steps: Ints, count: Ints, amount: Ints) -> int:
+    """The place up to which what is made anew can be followed: the end, or before steps not seen.
+
+    What was made anew between two windows has no stack and is none of the group. So the longest
+    stretch counts, if it is the first one and what was made later is larger.
+    """
+    length = len(count)
+    bounds = [0, *(np.flatnonzero(np.diff(steps) > 1) + 1).tolist(), length]
+    longest = max(pairwise(bounds), key=lambda one: one[1] - one[0])
+    if longest[0] != 0 or longest[1] == length:
+        return length
+    end = longest[1]
+    later = np.flatnonzero(count[end:]) + end
+    is_larger = (
+        len(later)
+        and count[end - 1]
+        and (amount[later[-1]] / count[later[-1]] > amount[end - 1] / count[end - 1])
+    )
+    return end if is_larger else length
+
+
+def _is_one_each(settled: Ints) -> bool:
+    """Whether as many are there at each place, from some time in the first half on."""
+    changes = np.flatnonzero(np.diff(settled))
+    return not len(changes) or (
+        bool((np.diff(settled) >= 0).all()) and int(changes[-1]) < len(settled) // 2
     )
 
 
@@ -425,11 +457,22 @@ def _joins(tables: Tables, stack: int) -> bool:
 
 def _joins_within(tables: Tables, stack: int) -> bool:
     """The same of the innermost line, a library's."""
+    place = _innermost(tables, stack)
+    return place is not None and joins_tensors(place.statement)
+
+
+def _copies_within(tables: Tables, stack: int) -> bool:
+    """True if the innermost line of a stack, a library's, copies a collection."""
+    place = _innermost(tables, stack)
+    return place is not None and copies_collection(place)
+
+
+def _innermost(tables: Tables, stack: int) -> Place | None:
+    """The innermost statement that is not torch's."""
     frames = (one for one in tables.stack(stack) if frame_kind(one.filename) > _TORCH)
     inner = next(frames, None)
     program = source_of(inner.filename) if inner is not None and not inner.changed else None
-    place = program.at(inner.line) if program is not None and inner is not None else None
-    return place is not None and joins_tensors(place.statement)
+    return program.at(inner.line) if program is not None and inner is not None else None
 
 
 def _is_kept(holders: Sequence[Holder]) -> bool:
@@ -440,6 +483,25 @@ def _is_kept(holders: Sequence[Holder]) -> bool:
     links = holders[0].links if holders and holders[0].is_named else ()
     return any(link.kind in _OBJECTS for link in links) and not any(
         link.kind == LinkKind.LOCAL and frame_kind(link.filename) is not FrameKind.USER
+        for link in links
+    )
+
+
+def _is_kept_by_program(holders: Sequence[Holder]) -> bool:
+    """True if that is so by an object of a class, or a variable of a module, of the program's own.
+
+    What a function's variable leads to through objects of libraries alone, such as the cache of the
+    answer that is being generated, may be gone with the next one.
+    """
+    links = holders[0].links if holders else ()
+    program = source_of(links[0].filename) if links else None
+    own = {one.name for one in program.classes()} if program is not None else set()
+    return _is_kept(holders) and any(
+        link.kind == LinkKind.GLOBAL
+        or (
+            link.kind in _OBJECTS
+            and (link.type_name in own or frame_kind(link.filename) is FrameKind.USER)
+        )
         for link in links
     )
 

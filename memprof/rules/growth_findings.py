@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from memprof.chain_description import keeper
 from memprof.records import GuessedSteps, Holder, Site
-from memprof.reference_chain import LinkKind, is_bounded
+from memprof.reference_chain import LinkKind
 from memprof.rules.between_windows import stackless_group, with_stackless
+from memprof.rules.containers import is_kept_short
 from memprof.rules.cyclic_garbage import cyclic_garbage, freed_by_collector
 from memprof.rules.finding import Evidence, Growth, Kind, RuleFinding, Series
 from memprof.rules.group_by_holder import (
@@ -29,15 +30,16 @@ from memprof.rules.same_holder import holder_key
 from memprof.run import DeviceRun, Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.torch_modes import without_gradients
-from memprof.trace import EMPTY, Category, Frame, Phase
+from memprof.trace import EMPTY, NOT_RECORDED, Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.examination import DeviceExamination, Examination
 from memprof.views.owners import CATEGORY_NAMES, common_module
 from memprof.views.sites import short_path, site_name, sites
 from memprof.views.survivors import Survival, survival
+from memprof.views.trend import floor
 from memprof.views.window import site_at
 
-__all__ = ["leaks"]
+__all__ = ["filling", "leaks"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -58,7 +60,19 @@ def leaks(examination: Examination) -> tuple[RuleFinding, ...]:
     return tuple(sorted(findings, key=lambda one: -one.bytes_per_step))
 
 
+def filling(run: Run, examination: DeviceExamination) -> tuple[RuleFinding, ...]:
+    """What grows on a device in containers that have a bound: it fills them, and is no leak."""
+    candidates = _candidates(run, examination)
+    return tuple(one.finding() for one in candidates if one.fills_a_container)
+
+
 def _of_device(run: Run, examination: DeviceExamination) -> list[RuleFinding]:
+    candidates = _candidates(run, examination)
+    return [leak.finding() for leak in candidates if leak.confidence >= _LEAST_CONFIDENCE]
+
+
+def _candidates(run: Run, examination: DeviceExamination) -> list[_Leak]:
+    """Everything that grows, whether or not it will go on."""
     device, lives = examination.device, survival(examination)
     freed = freed_by_collector(device, lives, run.findings)
     holders = held_by(run.findings, device.device)
@@ -68,10 +82,7 @@ def _of_device(run: Run, examination: DeviceExamination) -> list[RuleFinding]:
         holders.setdefault(stackless.stack, holders[EMPTY])
     growing_stacks = {group.stack for group in groups}
     groups += [one for one in cyclic_garbage(lives, freed) if one.stack not in growing_stacks]
-    candidates = [
-        _Leak(device, lives, cluster, run.guessed) for cluster in clusters(groups, holders)
-    ]
-    return [leak.finding() for leak in candidates if leak.confidence >= _LEAST_CONFIDENCE]
+    return [_Leak(device, lives, cluster, run.guessed) for cluster in clusters(groups, holders)]
 
 
 @dataclass(slots=True, eq=False)
@@ -87,22 +98,48 @@ class _Leak:
     def confidence(self) -> float:
         """How sure it is that this leaks, from 0 to 1: less where the program keeps it small."""
         most = max(group.confidence for group in self.cluster.groups)
-        if self._is_of_few_models():
+        if self._is_of_few_models() or self.fills_a_container:
             return min(most, _BOUNDED_CONFIDENCE)
-        for one in self.cluster.holders[:1]:
-            if is_bounded(one.links):
-                keeps_graphs = any(link.kind == LinkKind.AUTOGRAD_NODE for link in one.links)
-                return min(most, _BOUNDED_GRAPHS if keeps_graphs else _BOUNDED_CONFIDENCE)
-        return most
+        return min(most, _BOUNDED_GRAPHS) if self._is_bounded() else most
+
+    @property
+    def fills_a_container(self) -> bool:
+        """Whether what holds it can hold so much and no more, and keeps no graphs with it."""
+        return self._is_bounded() and not self._is_of_graphs()
+
+    def _is_bounded(self) -> bool:
+        return any(is_kept_short(one) for one in self.cluster.holders[:1])
+
+    def _is_of_graphs(self) -> bool:
+        """Whether most of it is what graphs save: each may go on to those that fell out."""
+        links = (link.kind for one in self.cluster.holders[:1] for link in one.links)
+        if LinkKind.AUTOGRAD_NODE in links:
+            return True
+        rows = np.concatenate([group.rows for group in self.cluster.groups])
+        size = self.survival.lives.size[rows]
+        saved = self.survival.lives.category[rows] == Category.ACTIVATION
+        return bool(2 * size[saved].sum() > size.sum())
 
     def _is_of_few_models(self) -> bool:
         groups = self.cluster.groups
         if max(len(group.places) for group in groups) >= _FEW_MODELS:
             return False
         rows = np.concatenate([group.rows for group in groups])
+        if self._models_by_count(rows) >= _FEW_MODELS:
+            return False
         links = (link.kind for one in self.cluster.holders[:1] for link in one.links)
         has_parameters = (self.survival.lives.category[rows] == Category.PARAMETER).any()
         return bool(has_parameters) or LinkKind.PARAMETER in links
+
+    def _models_by_count(self, rows: Ints) -> float:
+        """How many as large as those that were recorded the counted bytes have risen by."""
+        births = np.unique(np.concatenate([group.places for group in self.cluster.groups]))
+        each = self.survival.lives.size[rows].sum() / max(1, len(births))
+        counted = self.device.steps.allocated[self.device.steps.allocated != NOT_RECORDED]
+        if not len(counted) or not each:
+            return 0.0
+        least = floor(counted)
+        return float((least[-1] - least[0]) / each)
 
     def finding(self) -> RuleFinding:
         """The cluster as a finding, without remedies."""

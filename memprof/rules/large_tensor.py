@@ -12,11 +12,19 @@ from itertools import takewhile
 
 import numpy as np
 
+from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Place, place_of
-from memprof.trace import SURVIVOR_AGE, Category
+from memprof.trace import SURVIVOR_AGE, Category, Frame
 from memprof.views.window import Bools, Ints, Window
 
-__all__ = ["LargeTensor", "large_tensor", "made_by_module", "made_on_its_line"]
+__all__ = [
+    "LargeTensor",
+    "is_in_module",
+    "large_tensor",
+    "made_by_its_statement",
+    "made_by_module",
+    "made_on_its_line",
+]
 
 _LEAST_SHARE = 0.2
 """Of the peak, with all tensors of its size: less is what every program has."""
@@ -65,12 +73,26 @@ def large_tensor(window: Window) -> LargeTensor | None:
 
 
 def made_on_its_line(window: Window, row: int) -> Ints:
-    """Every lifetime that the same stack made."""
-    return np.flatnonzero(window.lives.stack == window.lives.stack[row])
+    """Every lifetime that the same stack made; in a backward pass, of the same forward line."""
+    alike = window.lives.stack == window.lives.stack[row]
+    return np.flatnonzero(alike & (window.origin_site == window.origin_site[row]))
+
+
+def made_by_its_statement(window: Window, row: int) -> bool:
+    """Whether the user's line computed the tensor itself: no module, no library that it calls."""
+    if made_by_module(window, row):
+        return False
+    line = window.frame_of(row)
+    inside = takewhile(lambda frame: frame != line, window.stack(row))
+    return not any(frame_kind(frame.filename) is FrameKind.LIBRARY for frame in inside)
 
 
 def made_by_module(window: Window, row: int) -> bool:
     """Whether a module that the line calls made the tensor, and no function on the line itself."""
-    line = window.frame_of(row)
-    inside = takewhile(lambda frame: frame != line, window.stack(row))
+    return is_in_module(window.frame_of(row), window.stack(row))
+
+
+def is_in_module(line: Frame, stack: tuple[Frame, ...]) -> bool:
+    """Whether a line calls the rest of a stack, innermost first, through a module."""
+    inside = takewhile(lambda frame: frame != line, stack)
     return any("_call_impl" in frame.name for frame in inside)

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from memprof.trace import Frame, Phase
+from memprof.trace import Category, Frame, Phase
+from memprof.views.owners import common_module
 from memprof.views.peak_without import Cuts
 from memprof.views.window import Ints, Window
 
-__all__ = ["line_of_its_own", "without_graph"]
+__all__ = ["graph_for_nothing", "line_of_its_own", "without_graph"]
 
 
 def without_graph(window: Window, rows: Ints, graph: Ints) -> Cuts:
@@ -49,3 +50,33 @@ def line_of_its_own(window: Window, rows: Ints, modules: Iterable[int]) -> Frame
     }
     own = (frame for frame in window.user_frames(tuple(shared)) if frame not in of_others)
     return next(own, None)
+
+
+def graph_for_nothing(window: Window, modules: set[int], training_modules: set[int]) -> Ints:
+    """Activations that a backward pass frees, of modules that run before all that is trained.
+
+    So nothing before them takes a gradient: their graph serves only gradients that nobody uses.
+    None where a trained module runs before some of them.
+    """
+    paths = window.owners.module.names
+    around = common_module([paths[m] for m in modules])
+    inside = {at for at, path in enumerate(paths) if f"{path}.".startswith(f"{around}.")}
+    near = modules if not around or inside & training_modules else inside
+    freed_by = np.append(window.phase_of_event, Phase.UNKNOWN)[window.lives.free]
+    graph = (window.category == Category.ACTIVATION) & (freed_by == Phase.BACKWARD)
+    rows = np.flatnonzero(graph & np.isin(window.module, list(near)) & (window.made_in >= 0))
+    first = _first_of(window, {paths[m] for m in training_modules if m})
+    begins = np.array([first.get(int(step), -1) for step in window.made_in[rows]], dtype=np.int64)
+    rows, begins = rows[begins >= 0], begins[begins >= 0]
+    ahead = bool(len(rows)) and bool((window.lives.alloc[rows] < begins).all())
+    return rows if ahead else rows[:0]
+
+
+def _first_of(window: Window, paths: set[str]) -> dict[int, int]:
+    """For every step the first event of its forward passes in one of these modules."""
+    inside = np.array([label.module in paths for label in window.trace.tables.labels])
+    events = np.flatnonzero(inside[window.trace.events.label])
+    first: dict[int, int] = {}
+    for event in events[window.phase_of_event[events] == Phase.FORWARD].tolist():
+        first.setdefault(int(window.step_of_event[event]), event)
+    return first

@@ -17,6 +17,7 @@ __all__ = ["MOST_WAITING", "bounded", "queue_at", "queue_made_at", "queue_name"]
 
 MOST_WAITING = 8
 """Items that a queue with the bound that is advised has room for."""
+_OF_OBJECTS = frozenset((LinkKind.ATTRIBUTE, LinkKind.CLASS_ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE))
 _QUEUES = frozenset(("Queue", "LifoQueue", "PriorityQueue", "JoinableQueue"))
 
 
@@ -33,18 +34,51 @@ def queue_name(links: Sequence[Link]) -> str:
     return links[-1].name if links else "queue"
 
 
-def queue_made_at(case: Case, name: str) -> Iterator[Place]:
-    """Statements that bind the name to a queue that is made there."""
+def queue_made_at(case: Case, links: Sequence[Link]) -> Place | None:
+    """The statement that makes the queue that links lead to; None where it is not sure which.
+
+    It is in the class of the object that has it, in the function whose variable it is, or at the
+    top of a file. A base class makes it too, or a caller: then it is the only one of that name.
+    """
+    link = links[-1] if links else None
+    if link is None:
+        return None
+    of_object = link.kind in _OF_OBJECTS
+    named = [
+        place
+        for place, target in _queues_made(case)
+        if last_name(ast.unparse(target)) == link.name
+        and (of_object == isinstance(target, ast.Attribute) or _is_class_attribute(place, link))
+    ]
+    exact = [place for place in named if _is_scope_of(place, link)]
+    return exact[0] if exact else named[0] if len(named) == 1 else None
+
+
+def _queues_made(case: Case) -> Iterator[tuple[Place, ast.expr]]:
+    """Statements that bind a target to a queue that is made there."""
     for program in case.programs:
         for node in ast.walk(program.tree):
             if not isinstance(node, (ast.Assign, ast.AnnAssign)):
                 continue
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            named = any(last_name(ast.unparse(target)) == name for target in targets)
             is_queue = node.value is not None and called_name(node.value) in _QUEUES
-            place = program.place(node) if named and is_queue else None
+            place = program.place(node) if is_queue else None
             if place is not None:
-                yield place
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                yield from ((place, target) for target in targets)
+
+
+def _is_class_attribute(place: Place, link: Link) -> bool:
+    return link.kind in _OF_OBJECTS and place.function is None and place.class_ is not None
+
+
+def _is_scope_of(place: Place, link: Link) -> bool:
+    """Whether a statement stands where what a link names is bound."""
+    scope = link.type_name.rpartition(".")[2]
+    if link.kind in _OF_OBJECTS:
+        return place.class_ is not None and place.class_.name == scope
+    if link.kind == LinkKind.GLOBAL:
+        return place.function is None and place.class_ is None
+    return place.function is not None and place.function.name == scope
 
 
 def bounded(name: str, items: int, place: Place | None, saving: Saving | None = None) -> Advice:

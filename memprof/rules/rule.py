@@ -56,6 +56,8 @@ class Match:
     """It may be meant: never a report's verdict; another match about the same tensors is better."""
     rises: bool = False
     """There is more of it from step to step, to the end: no set that was filled once."""
+    in_backward_of: bool = False
+    """A backward pass made it: line and stack are those of the operator in the forward pass."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ from memprof.units import format_bytes
 
 __all__ = ["PartOfStorage", "advice_on_view", "small_view"]
 
+_FAR_MORE = 4
+"""Times the storage of a view: what a step adds to the graph that it hangs on."""
 _SMALL_PART = 0.25
 """Of a storage: a larger view is not what keeps much alive where a graph does."""
 _MOST_HOLDERS = 3
@@ -37,11 +39,17 @@ class PartOfStorage(Cause):
 
 
 def small_view(case: Case) -> PartOfStorage | None:
-    """The first view in the chains of references that shows less than its storage has."""
+    """The first view in the chains of references that shows less than its storage has.
+
+    Where a graph keeps far more than that storage, a clone is no remedy: it has the graph, too.
+    """
+    by_graph = any(holder.through_graph for holder in case.finding.holders)
     for holder in case.finding.holders:
         for link in holder.links:
             if link.shown_bytes >= 0 and link.storage_bytes >= 0:
                 view_bytes, whole = link.shown_bytes, link.storage_bytes
+                if by_graph and case.finding.bytes_per_step >= _FAR_MORE * whole:
+                    return None
                 if not 0 < view_bytes < whole or _is_shared_out(case, whole):
                     return None
                 small = view_bytes <= _SMALL_PART * whole or not case.links & THROUGH_GRAPH

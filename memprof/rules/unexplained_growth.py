@@ -11,7 +11,8 @@ import numpy.typing as npt
 from memprof.records import Site
 from memprof.rules.between_windows import stackless_group
 from memprof.rules.finding import Kind, RuleFinding
-from memprof.run import DeviceRun
+from memprof.rules.growth_findings import filling
+from memprof.run import DeviceRun, Run
 from memprof.trace import EMPTY, NOT_RECORDED, WARM_UP
 from memprof.units import format_bytes
 from memprof.views.examination import DeviceExamination, Examination
@@ -30,6 +31,10 @@ _LEAST_SHARE = 0.1
 """Of the most that was allocated at a step's end; likewise."""
 _EXPLAINED = 0.5
 """Of the rise, in bytes or as a rate: from there on the findings are the answer."""
+_LEAST_LATE = 4
+"""Counts in the later half of the steps: with fewer, the rate must be what it was before."""
+_AS_FAST = 0.75
+"""Of the rate before."""
 _MUCH = 0.25
 """Of what is to be explained: a line that made less is not named."""
 
@@ -89,13 +94,14 @@ def unexplained_growth(
     """The largest over all devices of a run; None where what rises is in ``findings``."""
     if examination.run.is_snapshot:
         return None
-    rising = (_of_device(device, findings) for device in examination.devices)
+    run = examination.run
+    rising = (_of_device(run, device, findings) for device in examination.devices)
     results = [one for one in rising if one is not None]
     return max(results, key=lambda one: one.bytes, default=None)
 
 
 def _of_device(
-    examination: DeviceExamination, findings: Sequence[RuleFinding]
+    run: Run, examination: DeviceExamination, findings: Sequence[RuleFinding]
 ) -> UnexplainedGrowth | None:
     device = examination.device
     with_figures = device.steps.allocated != NOT_RECORDED
@@ -108,13 +114,16 @@ def _of_device(
     total = int(least[high] - least[low])
     if total < max(_LEAST_RISE, _LEAST_SHARE * int(allocated.max())):
         return None
-    if not rises_throughout(least, low):
+    if not rises_throughout(_by_step(numbers, least, low), 0):
+        return None
+    if not _goes_on(numbers, least, low, high):
         return None
     per_step = total / max(1, int(numbers[high] - numbers[low]))
     growth = [one for one in findings if _is_growth_of(one, device)]
     explained = sum(one.bytes for one in growth)
-    rates = sum(one.bytes_per_step for one in growth if _grows_to_its_end(one))
-    if max(explained / total, rates / per_step) >= _EXPLAINED:
+    if _is_explained(growth, total, per_step):
+        return None
+    if _is_explained([*growth, *filling(run, examination)], total, per_step):
         return None
     site, site_bytes, is_by_size, bare = _makers(examination, total - explained)
     return UnexplainedGrowth(
@@ -129,6 +138,35 @@ def _of_device(
         is_by_size=is_by_size,
         bare_bytes=bare,
     )
+
+
+def _by_step(numbers: Ints, least: Ints, low: int) -> Ints:
+    """The floor from a place on at steps of equal distance: some stretches are counted densely."""
+    steps = np.linspace(numbers[low], numbers[-1], len(numbers) - low)
+    between: Ints = np.interp(steps, numbers[low:], least[low:]).astype(np.int64)
+    return between
+
+
+def _goes_on(numbers: Ints, least: Ints, low: int, high: int) -> bool:
+    """Whether it rises late as it did early, where few of the late steps were counted.
+
+    A cache that has filled in the meantime stands higher than it stood early on, too.
+    """
+    middle = (int(numbers[low]) + int(numbers[high])) / 2
+    late = int((numbers > middle).sum())
+    last_early = int(np.searchsorted(numbers, middle, side="right")) - 1
+    if late >= _LEAST_LATE or last_early <= low:
+        return True
+    early, rest = (
+        (least[end] - least[begin]) / max(1, int(numbers[end] - numbers[begin]))
+        for begin, end in ((low, last_early), (last_early, high))
+    )
+    return bool(rest >= _AS_FAST * early)
+
+
+def _is_explained(growth: Sequence[RuleFinding], total: int, per_step: float) -> bool:
+    rates = sum(one.bytes_per_step for one in growth if _grows_to_its_end(one))
+    return max(sum(one.bytes for one in growth) / total, rates / per_step) >= _EXPLAINED
 
 
 def _is_growth_of(finding: RuleFinding, device: DeviceRun) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from memprof.records import Holder
-from memprof.reference_chain import Link, is_bounded, way
+from memprof.reference_chain import Link, way
+from memprof.rules.containers import is_kept_short
 from memprof.rules.finding import Evidence, Kind, RuleFinding
 from memprof.rules.load_rules import waste_rules
 from memprof.rules.rule import EVERY_OTHER, Match, WasteRule, confidence_of
@@ -17,7 +18,7 @@ from memprof.run import Run
 from memprof.units import format_bytes, format_percent
 from memprof.views.examination import Examination
 from memprof.views.owners import CATEGORY_NAMES
-from memprof.views.window import Window
+from memprof.views.window import Window, site_at
 
 __all__ = ["waste_of"]
 
@@ -60,7 +61,12 @@ class _Candidate:
         return other.rule.name in self.rule.yields_to and self._shares_most_with(other)
 
     def adds_nothing_to(self, other: _Candidate) -> bool:
-        """True if ``other``, which ranks before it, says it better of most of its tensors."""
+        """True if ``other``, which ranks before it, says it better of most of its tensors.
+
+        What the program needs does not say it better than what is wrong.
+        """
+        if other.rule.needed and not (self.rule.needed or self.match.tentative):
+            return False
         weaker = self.match.tentative or self.yields_to_all
         return weaker and not self.rule.stands_beside and self._shares_most_with(other)
 
@@ -141,7 +147,7 @@ def _proven(one: _Candidate, holders: Sequence[Holder]) -> Match:
 
     And no longer rising where that can hold so much and no more: it only fills up.
     """
-    if one.match.rises and any(is_bounded(holder.links) for holder in holders[:1]):
+    if one.match.rises and any(is_kept_short(holder) for holder in holders[:1]):
         return replace(one.match, rises=False)
     links = {link.kind for holder in holders[:1] for link in holder.links}
     if one.match.tentative and links & one.rule.proven_by:
@@ -152,6 +158,7 @@ def _proven(one: _Candidate, holders: Sequence[Holder]) -> Match:
 def _finding_of(one: _Candidate, run: Run) -> RuleFinding:
     window, holders = one.window, _holders(one, run)
     match = _proven(one, holders)
+    origin = window.origin_of(match.row) if match.in_backward_of else None
     share = f" ({format_percent(match.nbytes, window.line.peak_allocated.bytes)} of the peak)"
     if one.rule.kind is Kind.FRAGMENTATION:
         share = ""  # it is of the reserved bytes, which its title tells
@@ -160,13 +167,13 @@ def _finding_of(one: _Candidate, run: Run) -> RuleFinding:
     return RuleFinding(
         kind=one.rule.kind,
         device=window.device,
-        site=window.site_of(match.row),
+        site=site_at(origin) if origin is not None else window.site_of(match.row),
         title=f"{format_bytes(match.nbytes)}{share} {one.rule.title(match)}",
         bytes=int(match.nbytes),
         confidence=confidence_of(tentative=match.tentative),
         first_step=int(steps.min()),
         last_step=int(steps.max()),
-        stack=window.stack(match.row),
+        stack=window.stack(match.row) if origin is None else window.origin_stack(match.row),
         module=window.module_name(match.row),
         category=CATEGORY_NAMES[int(window.category[match.row])],
         holders=holders,

@@ -7,8 +7,9 @@ import os
 import re
 import sys
 from functools import lru_cache
+from itertools import islice
 
-__all__ = ["FrameKind", "frame_kind"]
+__all__ = ["FrameKind", "frame_kind", "is_installed"]
 
 _PACKAGES = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 _STDLIB = re.compile(r"/lib(?:64)?/python\d[^/]*/(?!site-packages|dist-packages)")
@@ -21,6 +22,8 @@ _OWN = re.compile(
 )
 _NATIVE_FILE = re.compile(r"\.(?:cpp|cc|cxx|c|cu|cuh|h|hpp|inc|S|o|so[.\d]*)$")
 _HIDDEN = ("<frozen ", "<__array_function__")
+_MOST_ENTRIES = 10_000
+"""Of a folder; one with more is full of data, and a job must not wait until all are listed."""
 
 
 class FrameKind(enum.IntEnum):
@@ -52,13 +55,14 @@ def frame_kind(filename: str) -> FrameKind:
         return FrameKind.TORCH
     if _is_stdlib(path):
         return FrameKind.STDLIB
-    return FrameKind.LIBRARY if _is_installed(path) else FrameKind.USER
+    return FrameKind.LIBRARY if is_installed(path) else FrameKind.USER
 
 
-def _is_installed(path: str) -> bool:
+def is_installed(path: str) -> bool:
     """Whether an installer put the file there, in a folder of any name (``pip install --target``).
 
-    Told by its list of files beside the package, as far as that lies on this machine.
+    Told by its list of files beside the package, as far as that lies on this machine. ``path`` has
+    slashes, on any machine.
     """
     folder, _, name = path.rpartition("/")
     while folder:
@@ -74,8 +78,9 @@ def _lists_in(folder: str) -> tuple[str, ...]:
     """The folders in a folder in which installers wrote down what else they put there."""
     try:
         with os.scandir(folder) as entries:
-            return tuple(one.name for one in entries if one.name.endswith(".dist-info"))
-    except OSError:  # it is not here, or not to be read: then the path alone has to tell
+            first = islice(entries, _MOST_ENTRIES)
+            return tuple(one.name for one in first if one.name.endswith(".dist-info"))
+    except (OSError, ValueError):  # not here, or not to be read: the path alone has to tell
         return ()
 
 

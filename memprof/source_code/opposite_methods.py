@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from memprof.source_code.program import FUNCTIONS, Program
 from memprof.source_code.verbs import OPPOSITES, RELEASING
 
-__all__ = ["function_releasing", "opposite", "releases_of"]
+__all__ = ["function_releasing", "opposite", "parents_of", "releases_of"]
 
 _CALL_VERB = "update"
 """What calling an object itself counts as: a metric that is called collects."""
@@ -34,15 +34,25 @@ def opposite(method: str, methods: Iterable[str]) -> str:
 
 def releases_of(program: Program, class_name: str) -> list[str]:
     """Methods of a class, and of its parents in the same file, that let go of something."""
+    names = [
+        node.name
+        for class_ in parents_of(program, class_name).values()
+        for node in class_.body
+        if isinstance(node, FUNCTIONS)
+    ]
+    return [name for name in names if _parts(name)[0] in RELEASING]
+
+
+def parents_of(program: Program, class_name: str) -> dict[str, ast.ClassDef]:
+    """A class and its parents, as far as the same file defines them, by their names."""
     classes = {one.name: one for one in program.classes()}
-    waiting, names = [class_name], []
+    waiting, parents = [class_name], {}
     while waiting:
         class_ = classes.pop(waiting.pop(), None)
-        if class_ is None:
-            continue
-        names += [node.name for node in class_.body if isinstance(node, FUNCTIONS)]
-        waiting += [base.id for base in class_.bases if isinstance(base, ast.Name)]
-    return [name for name in names if _parts(name)[0] in RELEASING]
+        if class_ is not None:
+            parents[class_.name] = class_
+            waiting += [base.id for base in class_.bases if isinstance(base, ast.Name)]
+    return parents
 
 
 def function_releasing(program: Program, function: str) -> str:

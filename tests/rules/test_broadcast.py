@@ -71,3 +71,24 @@ def tables_of_all_pairs():
 def test_a_table_that_is_asked_for_by_an_axis_is_meant(tmp_path):
     found = findings_of(tables_of_all_pairs, tmp_path / "run.json")
     assert not [one for one in found if one.rule == "broadcast"]
+
+
+def decoded_by_a_module():
+    """The line divides, and a module that it calls makes the table of two vectors."""
+
+    class Outer(torch.nn.Module):
+        def forward(self, x):
+            return x[:, None] - torch.randn(1024)
+
+    outer = Outer()
+
+    def step(number):
+        scaled = torch.randn(1024)
+        outer(scaled / torch.tensor(2.0)).square().mean().item()
+
+    return step
+
+
+def test_what_a_module_makes_is_no_broadcast_of_the_line_that_calls_it(tmp_path):
+    found = findings_of(decoded_by_a_module, tmp_path / "run.json")
+    assert not [one for one in found if one.rule == "broadcast"]

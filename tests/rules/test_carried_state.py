@@ -101,3 +101,44 @@ def test_a_local_variable_is_carried_on_only_by_what_the_function_returns(bench,
     held = bench.holder(code, Link(LinkKind.AUTOGRAD_NODE, nodes=(("AddBackward0", 9),)))
     advice = bench.advise(code, held)
     assert [one.fix for one in advice if one.rule == "carried-state"] == fixes
+
+
+IN_A_LOOP = """
+def run(steps):
+    state = start()
+    for step in range(steps):
+        {reset}
+        action, new = policy.act(observation, {read})
+        replay.append((observation, action, state))
+        state = tuple(part * mask for part in {handed})
+        observation = environment.step(action)
+"""
+
+
+@pytest.mark.parametrize(
+    ("reset", "read", "handed", "fixes"),
+    [
+        ("pass", "state", "new", ["detach"]),
+        ("pass", "state.detach()", "new", []),
+        ("pass", "state", "new.detach()", []),
+        ("pass", "observation", "new", []),
+        ("state = start()", "state", "new", []),
+    ],
+)
+@pytest.mark.parametrize("limit", [128, -1])
+def test_a_state_that_two_statements_make_is_carried_on(bench, reset, read, handed, fixes, limit):
+    """Where the container has no bound, it may be what keeps the graphs."""
+    bench.write(IN_A_LOOP.format(reset=reset, read=read, handed=handed))
+    links = [
+        ("local", "replay", -1),
+        Link(LinkKind.ITEM, "3", "deque", length=128, limit=limit),
+        ("item", "2", 3),
+        ("item", "0", 2),
+        Link(LinkKind.AUTOGRAD_NODE, nodes=(("MulBackward0", 9),)),
+    ]
+    held = bench.holder("replay.append", *links)
+    advice = bench.advise("state = tuple", held)
+    carried = [one for one in advice if one.rule == "carried-state"]
+    assert [one.fix for one in carried] == (fixes if limit > 0 else [])
+    assert {one.line for one in carried} <= {bench.line("state = tuple")}
+    assert list(advice[: len(carried)]) == carried

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
-from tests.rules.recorded import findings_of
+from memprof.loading import load
+from memprof.records import StepColumns
+from memprof.rules.ranked_findings import findings
+from memprof.testing import TraceBuilder
+from memprof.trace import Category, Frame
+from tests.rules.recorded import Recording, findings_of
 
 WIDTH = 64
 
@@ -45,7 +51,7 @@ def ensemble(members):
     kept = []
 
     def step(number):
-        if number % 8 == 0 and len(kept) < members:
+        if number % 8 == 0 and number < 8 * members:
             kept.append(nn.Linear(WIDTH, WIDTH))
 
     return step
@@ -62,6 +68,27 @@ def eight():
 def test_five_models_are_an_ensemble_or_folds_and_eight_pile_up(tmp_path):
     assert not any(one.bytes_per_step for one in findings_of(five, tmp_path / "a.json", steps=40))
     assert findings_of(eight, tmp_path / "b.json", steps=64)[0].rule == "collected-models"
+
+
+@pytest.mark.parametrize(("models", "is_told"), [(5, False), (30, True)])
+def test_more_that_are_counted_after_five_were_recorded_pile_up(tmp_path, models, is_told):
+    trace = TraceBuilder(device="cpu")
+    numbers = list(range(8 * models))
+    for step in numbers[:40]:
+        trace.label(step=step)
+        if step % 8 == 0:
+            stack = (Frame("main", "folds.py", 9),)
+            trace.alloc(1 << 20, f"m{step}", stack=stack, category=Category.PARAMETER)
+    allocated = [(step // 8 + 1) << 20 for step in numbers]
+    columns = StepColumns(
+        first=numbers,
+        last=numbers,
+        allocated=allocated,
+        window=[0 if step < 40 else -1 for step in numbers],
+    )
+    run = load(Recording((trace,), columns).write(tmp_path / "run.json"))
+    rates = [one.bytes_per_step for one in findings(run) if one.bytes_per_step]
+    assert rates == ([(4 << 20) / 32] if is_told else [])
 
 
 def trained():

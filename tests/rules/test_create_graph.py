@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
+import pytest
 import torch
 from torch import nn
+
+from tests.rules.recorded import findings_of, names
+
+WIDTH = 64
 
 
 def fires():
@@ -35,3 +41,78 @@ def looks_alike():
         kept.append(out)
 
     return step
+
+
+def fires_on_a_copy():
+    """Nobody has the copy any more: it goes round from a parameter to its gradient's graph."""
+    model = nn.Linear(WIDTH, WIDTH)
+
+    def measured():
+        probe = copy.deepcopy(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            probe(torch.randn(4, WIDTH)).square().sum().backward(create_graph=True)
+        return sum((one.grad * one).sum() for one in probe.parameters()).item()
+
+    def step(number):
+        model(torch.randn(4, WIDTH)).sum().backward()
+        measured()
+
+    return step
+
+
+def fires_on_larger_copies():
+    """Of which most bytes are the parameters: the gradients are no part of the first group."""
+    model = nn.Sequential(nn.Embedding(WIDTH, WIDTH), nn.Linear(WIDTH, 1))
+    model[0].weight.requires_grad_(False)
+
+    def step(number):
+        probe = copy.deepcopy(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            probe(torch.arange(2)).square().sum().backward(create_graph=True)
+
+    return step
+
+
+def copies_are_kept():
+    """The gradients are taken by `torch.autograd.grad`; the copies pile up in a list."""
+    model, copies = nn.Linear(WIDTH, WIDTH), []
+
+    def step(number):
+        probe = copy.deepcopy(model)
+        loss = probe(torch.randn(4, WIDTH)).square().sum()
+        grads = torch.autograd.grad(loss, tuple(probe.parameters()), create_graph=True)
+        sum((one * one).sum() for one in grads).item()
+        copies.append(probe)
+
+    return step
+
+
+def cleared_copies_are_kept():
+    """The cycle is broken at once; beside the call the copies pile up in a list."""
+    model, copies = nn.Linear(WIDTH, WIDTH), []
+
+    def step(number):
+        probe = copy.deepcopy(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            probe(torch.randn(4, WIDTH)).square().sum().backward(create_graph=True)
+        probe.zero_grad()
+        copies.append(probe)
+
+    return step
+
+
+@pytest.mark.parametrize("program", [fires_on_a_copy, fires_on_larger_copies])
+def test_a_copy_that_nobody_has_is_kept_by_its_gradients(program, tmp_path):
+    found = findings_of(program, tmp_path / "run.json")[0]
+    first, second = found.remedies[:2]
+    assert found.rule == first.rule == "create-graph"
+    assert (first.fix, second.fix) == ("autograd_grad", "set_to_none")
+    assert first.code.endswith("sum().backward(create_graph=True)")
+
+
+@pytest.mark.parametrize("program", [copies_are_kept, cleared_copies_are_kept])
+def test_copies_that_a_list_keeps_are_that_lists(program, tmp_path):
+    assert "create-graph" not in names(program, tmp_path / "run.json")

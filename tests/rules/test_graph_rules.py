@@ -136,6 +136,22 @@ def test_a_state_that_the_function_goes_on_to_use_is_not_cut_off_where_it_is_mad
         assert bool(patches[0]) == rest.endswith("return x\n")
 
 
+@pytest.mark.parametrize(
+    ("read", "is_patched"),
+    [
+        ("return loss_of(net.out, x)", False),
+        ("return net.out.detach().mean()", True),
+        ("net.out = None", True),
+    ],
+)
+def test_a_state_from_which_another_function_learns_is_not_cut_off(bench, read, is_patched):
+    made = "class Net:\n    def step(self, x):\n        self.out = self.net(x)\n"
+    bench.write(f"{made}def train(net, x):\n    net.step(x)\n    {read}\n")
+    holder = bench.holder("self.out =", ("attribute", "out", -1), *THROUGH_GRAPH)
+    patches = [r.patch for r in bench.advise("self.out =", holder) if r.fix == "detach"]
+    assert bool(patches[0]) is is_patched
+
+
 def test_one_of_several_results_is_not_detached_together_with_the_others(bench):
     bench.write("def step(s, x):\n    out, s.memory = s.net(x)\n    return out\n")
     holder = bench.holder("s.memory", ("attribute", "memory", -1), *THROUGH_GRAPH)
@@ -300,21 +316,21 @@ def test_what_an_object_of_a_library_keeps_is_told_where_it_is_handed_over(bench
     assert first.code == "loop.call_later(3600, self.expire, out)"
 
 
-TIMER = """\
+WRITER = """\
 def log(self, image):
-    timer = threading.Timer(600, self.write, args=(image,))
-    timer.start()
+    writer = Writer(600, self.write, args=(image,))
+    writer.start()
 """
 
 
 def test_the_line_that_makes_a_library_s_object_which_keeps_its_arguments_is_told(bench):
-    bench.write(TIMER)
+    bench.write(WRITER)
     links = [
         Link("thread", "Thread-1", "thread"),
-        Link("attribute", "args", "Timer"),
+        Link("attribute", "args", "Writer"),
         Link("item", "0", "tuple", length=1),
     ]
-    library = "/usr/lib/python3.11/threading.py"
+    library = "/usr/lib/python3.11/site-packages/writers.py"
     held = Holder("thread", library, 9, "", links)
-    first, *_ = bench.advise("timer.start()", held)
+    first, *_ = bench.advise("writer.start()", held)
     assert (first.fix, first.line) == ("del_ref", 2)

@@ -187,3 +187,81 @@ def test_what_is_made_where_gradients_are_off_serves_no_graph(decorator, share, 
     write_run(tmp_path / "run.json", trace.build())
     (found,) = leaks(examine(load(tmp_path / "run.json")))
     assert found.growth.forward_share == share
+
+
+LIBRARY_LINES = {
+    "joins": "def update(self, keys):\n    self.keys = torch.cat([self.keys, keys])\n",
+    "copies": "def update(self):\n    return [one.detach().clone() for one in self.preds]\n",
+    "makes": "def update(self, keys):\n    self.keys = keys + 1\n",
+}
+
+
+def kept_by(path, whose):
+    """Who keeps a library's object: an object of the program's, or a running function alone."""
+    links = [Link(LinkKind.LOCAL, "app", "main", str(path), 2)]
+    if whose == "program":
+        links.append(Link(LinkKind.ATTRIBUTE, "encoded", "App", str(path), 3))
+    links += [Link(LinkKind.ATTRIBUTE, "layers", "Cache"), Link(LinkKind.ITEM, "0", "list")]
+    return Holder(LinkKind.ITEM, "", 0, "", links)
+
+
+def in_a_library(tmp_path, line):
+    """Frames of a library's line, and of the program's that calls it."""
+    library, path = tmp_path / "site-packages" / "models" / "cache.py", tmp_path / "serve.py"
+    library.parent.mkdir(parents=True)
+    library.write_text(LIBRARY_LINES[line])
+    path.write_text("def main():\n    model(prompt)\n")
+    return (Frame("update", str(library), 2), Frame("main", str(path), 2)), path
+
+
+def is_leak(tmp_path, path, whose, *traces):
+    built = [trace.build() for trace in traces]
+    more = [
+        Finding("holders", device="cpu", step=1, stack=row, holders=[kept_by(path, whose)])
+        for row in range(1, len(built[0].tables.stacks))
+    ]
+    write_run(tmp_path / "run.json", *built, more=tuple(more))
+    return bool(leaks(examine(load(tmp_path / "run.json"))))
+
+
+@pytest.mark.parametrize(
+    ("line", "whose", "later", "grows"),
+    [
+        ("joins", "program", 200, True),
+        ("joins", "nobody", 200, False),  # an answer that is being generated
+        ("makes", "program", 200, False),
+        ("joins", "program", 5, False),  # it was emptied where no step was recorded
+    ],
+)
+def test_caches_of_several_prompts_are_followed_up_to_steps_that_were_not_recorded(
+    line, whose, later, grows, tmp_path
+):
+    stack, path = in_a_library(tmp_path, line)
+    first, second, last = TraceBuilder(device="cpu"), TraceBuilder(device="cpu"), {}
+    for step in range(60):
+        key = step % 4 if step >= 16 else step // 4  # one prompt after the other comes in
+        first.label(step=step).alloc(4096 * (step + 1), f"t{step}", stack=stack)
+        if key in last:
+            first.free(last[key])
+        last[key] = f"t{step}"
+    second.label()
+    for key in last:  # what replaced them came between the windows
+        second.existing(4096 * 90, f"unseen{key}")
+    for step in range(100, 105):
+        second.label(step=step).alloc(4096 * later, f"t{step}", stack=stack)
+        second.free(f"unseen{step % 4}" if step < 104 else "t100")
+    assert is_leak(tmp_path, path, whose, first, second) is grows
+
+
+@pytest.mark.parametrize(("whose", "grows"), [("program", True), ("nobody", False)])
+def test_a_collection_that_a_library_copies_again_and_again(whose, grows, tmp_path):
+    """What collects its values copies them at each call, so that none of them grows old."""
+    stack, path = in_a_library(tmp_path, "copies")
+    trace = TraceBuilder(device="cpu")
+    for step in range(STEPS):
+        trace.label(step=step)
+        for number in range(step):
+            trace.free(f"t{step - 1}.{number}")
+        for number in range(step + 1):
+            trace.alloc(4096, f"t{step}.{number}", stack=stack)
+    assert is_leak(tmp_path, path, whose, trace) is grows

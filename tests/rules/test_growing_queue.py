@@ -48,6 +48,38 @@ def looks_alike():
     return Uploader(maxsize=6).step
 
 
+class Downloader:
+    """It has a queue of the same name, which stays empty."""
+
+    def __init__(self):
+        self.jobs = queue.Queue()
+
+
+class Sender:
+    """Another one of that name, which is the one that grows."""
+
+    def __init__(self):
+        self.jobs = queue.Queue()  # of snapshots
+
+    def step(self, number):
+        self.jobs.put((number, torch.rand(WIDTH, WIDTH)))
+
+
+def fires_beside_another():
+    beside, sender = Downloader(), Sender()
+
+    def step(number):
+        sender.step(number)
+        assert beside.jobs.empty()
+
+    return step
+
+
+def test_of_queues_of_one_name_the_one_of_the_holders_class_is_told(tmp_path):
+    found = findings_of(fires_beside_another, tmp_path / "run.json")[0]
+    assert found.remedies[0].code == "self.jobs = queue.Queue()  # of snapshots"
+
+
 def test_the_queue_is_to_have_a_bound(tmp_path):
     (found,) = findings_of(fires, tmp_path / "run.json")
     first = found.remedies[0]

@@ -28,6 +28,25 @@ def looks_alike():
     return step
 
 
+def only_in_the_backward_pass():
+    images = torch.randn(8, 8, 128, 128, requires_grad=True)
+    pool = nn.AvgPool2d(8)
+
+    def step(number):
+        loss = pool(images).square().sum()
+        torch.autograd.grad(loss, [images])
+
+    return step
+
+
+def test_in_a_backward_pass_it_is_at_the_line_that_calls_the_module(tmp_path):
+    found = findings_of(only_in_the_backward_pass, tmp_path / "run.json")
+    (found,) = [one for one in found if one.rule == "largest"]
+    assert "pool(images)" in found.site.code
+    assert found.title.endswith("made in a backward pass")
+    assert found.remedies == ()  # what learns needs it, and its module makes it at once
+
+
 def test_a_part_of_it_would_do(tmp_path):
     (found,) = [one for one in findings_of(fires, tmp_path / "run.json") if one.rule == "largest"]
     assert found.bytes == 512 * 1024 * 4

@@ -56,6 +56,7 @@ def test_the_table_its_copy_and_the_product_go_with_it(tmp_path):
         ("table = F.one_hot(t, n)\nq = torch.sum(q * table, 1)", True),
         ("table = F.one_hot(t, n)\npicked = table * q\nvalue = picked.sum(1)", True),
         ("table = F.one_hot(t, n)\nlogits = net(table.float())", False),
+        ("table = F.one_hot(t, n)\nq = (q * table).sum(1)\ncount = table.sum(0)", True),
         ("table = F.one_hot(t, n)\nq = (q * table).sum(1)\nkeep(table)", False),
         ("table = F.one_hot(t, n)\ncount = table.sum(0)", False),
         ("table = encode(t, n)\nq = (q * table).sum(1)", False),

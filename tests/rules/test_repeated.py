@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.rules.recorded import findings_of
+from tests.rules.recorded import findings_of, names
 
 
 def fires():
@@ -41,3 +41,41 @@ def test_a_copy_of_what_expand_shows_is_one_as_well(tmp_path):
     first = next(one for one in found if one.rule == "repeated").remedies[0]
     assert first.fix == "reshape"
     assert "`expand` shows the same values several times and takes no memory" in first.why
+
+
+def pairs_of_nodes():
+    weight = torch.randn(64, 1)
+
+    def step(number):
+        nodes = torch.randn(64, 32)
+        source = nodes.repeat_interleave(64, dim=0)
+        target = nodes.repeat(64, 1)
+        pairs = torch.cat([source, target], dim=1)
+        (pairs @ weight).sum().item()
+
+    return step
+
+
+def tokens_of_a_batch():
+    """What is joined to the repeated token is a batch of its own."""
+    token = torch.randn(1, 1, 32)
+
+    def step(number):
+        patches = torch.randn(64, 64, 32)
+        tokens = torch.cat([token.expand(64, -1, -1), patches], dim=1)
+        tokens.tanh_().sum().item()
+
+    return step
+
+
+def test_pairs_that_are_joined_are_to_be_a_sum_that_broadcasts(tmp_path):
+    found = findings_of(pairs_of_nodes, tmp_path / "run.json")
+    (one,) = [finding for finding in found if finding.rule == "repeated"]
+    first = one.remedies[0]
+    assert (one.bytes, one.minor) == (64 * 64 * 64 * 4, False)
+    assert (first.fix, first.code) == ("reshape", "pairs = torch.cat([source, target], dim=1)")
+    assert "a linear layer of joined parts is the sum of one for each part" in first.why
+
+
+def test_a_token_before_a_batch_is_no_repetition(tmp_path):
+    assert "repeated" not in names(tokens_of_a_batch, tmp_path / "run.json")

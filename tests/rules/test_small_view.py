@@ -38,3 +38,24 @@ def test_a_clone_leaves_the_row_and_nothing_else(tmp_path):
     assert first.fix == "clone_view"
     assert "+        rows.append(out[0].clone())" in first.patch
     assert first.saves_bytes == (WIDTH - 1) * WIDTH * 4
+
+
+def rows_with_a_graph():
+    """As embeddings of sentences are collected where gradients were forgotten."""
+    net = torch.nn.Sequential(
+        torch.nn.Linear(WIDTH, 8 * WIDTH), torch.nn.GELU(), torch.nn.Linear(8 * WIDTH, WIDTH)
+    )
+    rows = []
+
+    def step(number):
+        rows.extend(net(torch.ones(32, WIDTH)))
+
+    return step
+
+
+def test_a_view_is_not_to_blame_for_what_its_graph_keeps(tmp_path):
+    """A clone of it has the same graph."""
+    (found,) = findings_of(rows_with_a_graph, tmp_path / "run.json")
+    assert any(holder.through_graph for holder in found.holders)
+    assert found.rule == "kept-graph"
+    assert found.remedies[0].fix == "detach"

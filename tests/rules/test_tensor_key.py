@@ -41,3 +41,37 @@ def test_the_dict_is_to_hold_its_keys_weakly_where_a_step_fills_it(tmp_path):
     assert found.bytes_per_step == WIDTH * WIDTH * 4
     assert (first.fix, first.code) == ("weakref", 'self.names[output] = f"output {number}"')
     assert "WeakTensorKeyDictionary" in first.why
+
+
+def remembers(function):
+    """Results by the arguments of the calls."""
+    table = {}
+
+    def wrapper(*arguments):
+        key = (function.__name__, arguments)
+        if key not in table:
+            table[key] = function(*arguments)
+        return table[key]
+
+    wrapper.table = table
+    return wrapper
+
+
+def calls():
+    @remembers
+    def bias(positions, heads):
+        return (positions[:, None] * positions).repeat(heads, 1)
+
+    def step(number):
+        bias(torch.arange(WIDTH).float(), 2).sum().item()
+
+    return step
+
+
+def test_a_memory_of_calls_whose_arguments_are_tensors_is_never_asked_for_what_it_has(tmp_path):
+    found = findings_of(calls, tmp_path / "run.json")[0]
+    first = found.remedies[0]
+    assert found.bytes_per_step == 2 * WIDTH * WIDTH * 4
+    assert (first.rule, first.fix) == ("tensor-key", "bound_cache")
+    assert first.code == "table[key] = function(*arguments)"
+    assert first.why.startswith("`table` (")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import prune
 
+from memprof.rules.finding import Kind
 from memprof.source_code.opposite_methods import opposite
 from tests.rules.recorded import findings_of
 
@@ -155,3 +160,60 @@ def test_views_that_show_all_of_a_storage_between_them_are_not_to_be_cloned(tmp_
     assert (first.rule, first.fix) == ("uncalled-release", "release")
     assert "prune.global_unstructured(" in first.code
     assert "`prune.remove()` of the same module" in first.why
+
+
+class Answers:
+    """Answers with what it has read of each subject, which it keeps."""
+
+    def __init__(self):
+        self.model = sys.modules["chat"].Model()
+        self.encoded = {}
+
+    def prefix(self, subject):
+        if subject not in self.encoded:
+            self.encoded[subject] = sys.modules["chat"].GrowingCache()
+        return self.encoded[subject]
+
+    def score(self, subject, tokens):
+        cache = self.prefix(subject)
+        return self.model(tokens, past=cache)
+
+
+@pytest.fixture
+def chat(tmp_path, monkeypatch):
+    """The library where libraries lie: not below the program."""
+    source = Path(__file__).with_name("site-packages") / "chat" / "__init__.py"
+    path = tmp_path / "site-packages" / "chat" / "__init__.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(source.read_text())
+    os.utime(path, (0, 0))  # older than the recording
+    spec = importlib.util.spec_from_file_location("chat", path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "chat", module)
+    spec.loader.exec_module(module)
+
+
+def scores():
+    answers = Answers()
+
+    def step(number):
+        answers.score(("law", "art")[number % 2], torch.ones(16, 64))
+
+    return step
+
+
+@pytest.mark.usefixtures("chat")
+def test_an_object_that_each_call_of_a_library_adds_to_is_handed_over_as_a_copy(tmp_path):
+    (found,) = (
+        one for one in findings_of(scores, tmp_path / "run.json", 60) if one.kind is Kind.LEAK
+    )
+    assert "`encoded['" in found.title
+    assert "`answers`" in found.title
+    assert found.rule == "uncalled-release"
+    first = found.remedies[0]
+    assert first.fix == "release"
+    assert first.code == "return self.model(tokens, past=cache)"
+    assert first.why == (
+        "Every such call adds to `cache`, which is kept for the next one: hand over a copy "
+        "(`copy.deepcopy(cache)`), or take out again what the call added (`cache.crop()`)."
+    )

@@ -6,13 +6,14 @@ import pytest
 from click.testing import CliRunner
 
 from memprof.loading import load
-from memprof.records import StepColumns
+from memprof.records import Finding, Holder, StepColumns
+from memprof.reference_chain import Link, LinkKind
 from memprof.report.summary import summarize
 from memprof.rules.finding import Kind
 from memprof.rules.ranked_findings import findings
 from memprof.rules.unexplained_growth import unexplained_growth
 from memprof.testing import TraceBuilder, write_run
-from memprof.trace import Frame
+from memprof.trace import Category, Frame
 from memprof.views.examination import examine
 from memprof_cli.leaks import command
 
@@ -110,3 +111,81 @@ def test_bytes_without_a_stack_are_said_to_have_none(tmp_path):
     told = unexplained_growth(examine(run), ())
     assert told.bare_bytes == sum(MIB * (1 + s % 3) for s in range(3, STEPS - 2))
     assert "other threads or C++ made them" in told.way_on
+
+
+def replay(tmp_path, limit, category=Category.UNKNOWN, after=""):
+    """One more tensor with every step, in a deque of so many items at most."""
+    source = tmp_path / "train.py"
+    source.write_text(f"def put(replay, x):\n    replay.frames.append(x)\n{after}")
+    trace = TraceBuilder(device="cpu")
+    for step in range(STEPS):
+        trace.label(step=step)
+        trace.alloc(MIB, f"t{step}", stack=(Frame("main", str(source), 2),), category=category)
+    numbers = list(range(STEPS))
+    held = [MIB * (step + 1) for step in numbers]
+    steps = StepColumns(first=numbers, last=numbers, allocated=held, window=[0] * STEPS)
+    links = [
+        Link(LinkKind.LOCAL, "replay", "Replay"),
+        Link(LinkKind.ATTRIBUTE, "frames", "deque"),
+        Link(LinkKind.ITEM, "3", "deque", length=STEPS, limit=limit),
+    ]
+    holder = Holder(LinkKind.ITEM, str(source), 2, "replay.frames.append(x)", links)
+    finding = Finding("holders", device="cpu", step=STEPS, stack=1, holders=[holder])
+    return load(write_run(tmp_path / "run.json", trace.build(), steps=steps, more=[finding]))
+
+
+def test_what_fills_a_container_with_a_bound_is_explained(tmp_path):
+    run = replay(tmp_path, limit=100)
+    assert [one.kind for one in findings(run) if not one.minor] == []
+    assert unexplained_growth(examine(run), ()) is None
+
+
+def test_what_fills_a_container_that_the_program_keeps_short_is_explained(tmp_path):
+    guard = "    if len(replay.frames) > 100:\n        replay.frames.popleft()\n"
+    run = replay(tmp_path, limit=-1, after=guard)
+    assert [one.kind for one in findings(run) if not one.minor] == []
+    assert unexplained_growth(examine(run), ()) is None
+
+
+def test_a_container_without_a_bound_leaks(tmp_path):
+    run = replay(tmp_path, limit=-1)
+    (leak,) = findings(run)
+    assert (leak.kind, leak.bytes_per_step) == (Kind.LEAK, MIB)
+
+
+def test_graphs_in_a_container_with_a_bound_may_go_on_to_those_that_fell_out(tmp_path):
+    run = replay(tmp_path, limit=100, category=Category.ACTIVATION)
+    (leak,) = findings(run)
+    assert (leak.kind, leak.bytes_per_step, leak.confidence) == (Kind.LEAK, MIB, 0.5)
+
+
+@pytest.mark.parametrize(("at_the_end", "is_growth"), [(60, False), (230, True)])
+def test_few_counts_late_must_go_on_as_before(tmp_path, at_the_end, is_growth):
+    source = tmp_path / "train.py"
+    source.write_text("pass\n")
+    trace = TraceBuilder(device="cpu")
+    numbers = [*range(STEPS), 220, 221]
+    held = [MIB * (step + 1) for step in range(STEPS)] + [MIB * at_the_end] * 2
+    steps = StepColumns(first=numbers, last=numbers, allocated=held, window=[0] * len(numbers))
+    for step in range(STEPS):
+        trace.label(step=step)
+        trace.alloc(MIB, f"t{step}")
+    run = load(write_run(tmp_path / "run.json", trace.build(), steps=steps))
+    assert (unexplained_growth(examine(run), ()) is not None) == is_growth
+
+
+def test_stretches_that_are_counted_densely_do_not_hide_what_rises_between_them(tmp_path):
+    source = tmp_path / "train.py"
+    source.write_text("pass\n")
+    numbers = [*range(18), 28, *range(80, 85), *range(103, 108), 198]
+    dense = [MIB * (30 + 2 * step // 3) for step in range(18)]
+    held = [*dense, 45 * MIB, *[66 * MIB + at for at in range(10)], 105 * MIB]
+    steps = StepColumns(first=numbers, last=numbers, allocated=held, window=[0] * len(numbers))
+    trace = TraceBuilder(device="cpu")
+    for step in range(18):
+        trace.label(step=step)
+        trace.alloc(MIB, f"t{step}")
+    run = load(write_run(tmp_path / "run.json", trace.build(), steps=steps))
+    growth = unexplained_growth(examine(run), ())
+    assert growth is not None
+    assert (growth.last_step, growth.bytes) == (198, 73 * MIB)

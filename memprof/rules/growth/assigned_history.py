@@ -22,6 +22,8 @@ from memprof.source_code.values import is_new_tensor, is_object
 
 __all__ = ["RULE"]
 
+_CUTTING = frozenset({"detach", "item", "tolist", "numpy", "data"})
+"""Attributes by which a tensor is read without its graph."""
 _OF_TENSORS = THROUGH_GRAPH | {LinkKind.BASE, LinkKind.GRAD}
 """Links by which one tensor keeps another, or a graph."""
 
@@ -87,7 +89,23 @@ def _cut_off(cause: Assigned, case: Case) -> str:
         return ""
     if is_object(place, cause.value) or not _is_tensor_itself(case, name):
         return ""
+    if _is_read_with_graph(place, name.rpartition(".")[2]):
+        return ""
     return diff(place.program, *wrapped(cause.value, ".detach()"))
+
+
+def _is_read_with_graph(place: Place, attribute: str) -> bool:
+    """Whether another function of the file reads an attribute of that name, and does not cut it."""
+    inside = set(map(id, ast.walk(place.scope)))
+    nodes = [node for node in ast.walk(place.program.tree) if isinstance(node, ast.Attribute)]
+    cut = {id(node.value) for node in nodes if node.attr in _CUTTING}
+    return any(
+        node.attr == attribute
+        and isinstance(node.ctx, ast.Load)
+        and id(node) not in inside
+        and id(node) not in cut
+        for node in nodes
+    )
 
 
 def _is_tensor_itself(case: Case, name: str) -> bool:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from memprof.reference_chain import CYCLES, LinkKind
+from memprof.reference_chain import CYCLES, LinkKind, is_bounded
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
 from memprof.rules.graph_lines import OF_ERRORS, of_many_steps, on_the_way, running_sum
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import growing, read_by_itself
 from memprof.source_code.patch import diff, wrapped
-from memprof.source_code.program import Place, calls_in
+from memprof.source_code.program import FUNCTIONS, Place, bound_names, calls_in
 from memprof.source_code.values import is_fresh_tensor
 
 __all__ = ["RULE"]
+
+_CUTTING = frozenset({"detach", "item", "tolist", "numpy"})
+"""Methods whose result has no graph."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +41,10 @@ class CarriedState(GrowthRule[StateUpdate]):
 
     def match(self, case: Case) -> StateUpdate | None:
         """A name that a call makes from itself, where the graph hangs on no container."""
-        if not case.graph or of_many_steps(case) or (case.direct and LinkKind.ITEM in case.links):
+        if not case.graph:
+            return None
+        in_container = of_many_steps(case) or (case.direct and LinkKind.ITEM in case.links)
+        if in_container and not _falls_out(case):
             return None
         if case.links & OF_ERRORS or case.links & CYCLES:
             return None  # ``h = layer(h)`` of one forward pass, which something else keeps
@@ -51,7 +57,7 @@ class CarriedState(GrowthRule[StateUpdate]):
             for name, reads in read_by_itself(p)
             if _outlives_call(p, name)
         )
-        return next(states, None) or _of_any_loop(case)
+        return next(states, None) or _by_other_names(near) or _of_any_loop(case)
 
     def advice(self, cause: StateUpdate, case: Case) -> Iterator[Advice]:
         """Hand it over without its graph."""
@@ -64,6 +70,79 @@ class CarriedState(GrowthRule[StateUpdate]):
             cause.place,
             patch=patch,
         )
+
+
+def _falls_out(case: Case) -> bool:
+    """Whether the container holds so much and no more: what it let go of, other graphs keep."""
+    return any(is_bounded(holder.links) for holder in case.finding.holders[:1])
+
+
+def _by_other_names(near: Sequence[Place]) -> StateUpdate | None:
+    """A state that the body of a loop makes in several statements from that of the pass before.
+
+    ``new = act(x, state)``, and then ``state = reset(new)``.
+    """
+    for place in near:
+        loop, function = place.loop, place.function
+        if loop is None or (function is not None and function.name == "forward"):
+            continue
+        body = [one for one in loop.body if not isinstance(one, (*FUNCTIONS, ast.ClassDef))]
+        if place.statement not in body or not isinstance(place.statement, ast.Assign):
+            continue
+        before = body[: body.index(place.statement)]
+        for target in bound_names(place.statement):
+            name = ast.unparse(target)
+            if name in _origins(place.statement.value, before):
+                return StateUpdate(place, name, ())
+    return None
+
+
+def _origins(value: ast.expr, before: Sequence[ast.stmt]) -> set[str]:
+    """What a value is made from by calls of the statements before it, itself left out.
+
+    Only what those statements do not bind themselves before they read it: that is of the pass
+    before. Nothing that is cut off from its graph on the way.
+    """
+    waiting = [(name, len(before)) for name in _attached_names(value)]
+    origins: set[str] = set()
+    followed = set()
+    while waiting:
+        name, end = waiting.pop()
+        if (name, end) in followed:
+            continue
+        followed.add((name, end))
+        bindings = [at for at, one in enumerate(before[:end]) if name in _names_bound(one)]
+        if not bindings:
+            if end < len(before):
+                origins.add(name)
+            continue
+        statement = before[bindings[-1]]
+        if isinstance(statement, ast.Assign) and any(calls_in(statement.value)):
+            waiting += [(one, bindings[-1]) for one in _attached_names(statement.value)]
+    return origins
+
+
+def _names_bound(statement: ast.stmt) -> set[str]:
+    """The text of whatever a statement binds, also within branches and loops of its own."""
+    return {
+        ast.unparse(target)
+        for node in ast.walk(statement)
+        if isinstance(node, ast.stmt)
+        for target in bound_names(node)
+    }
+
+
+def _attached_names(value: ast.AST) -> Iterator[str]:
+    """Names and attributes that are read with their graphs."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        if value.func.attr in _CUTTING:
+            return
+    elif isinstance(value, ast.Attribute) and value.attr == "data":
+        return
+    if isinstance(value, (ast.Name, ast.Attribute)) and isinstance(value.ctx, ast.Load):
+        yield ast.unparse(value)
+    for child in ast.iter_child_nodes(value):
+        yield from _attached_names(child)
 
 
 def _outlives_call(place: Place, name: str) -> bool:
@@ -121,6 +200,8 @@ def _between_steps(state: StateUpdate, case: Case) -> str:
     None at first, or the pair of states that an LSTM returns.
     """
     place = state.place
+    if not state.reads:
+        return ""
     within = place.loop is not None and not calls_in(place.loop, "backward")
     fresh = is_fresh_tensor(place, state.name, place.statement)
     if within or LinkKind.ITEM in case.links or not fresh:

@@ -11,6 +11,7 @@ from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case, says
 from memprof.rules.containers import FilledContainer, below_item, filled_registry, is_cache
 from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.rules.standard_registries import registration
 from memprof.source_code.patch import after, diff, replaced
 from memprof.source_code.program import Place
 
@@ -46,6 +47,8 @@ class ClassRegistry(GrowthRule[Registry]):
         holder = case.holder(LinkKind.CLASS_ATTRIBUTE)
         if holder is None or LinkKind.LRU_CACHE in case.links:
             return None
+        if registration([holder]) is not None:
+            return None  # a class of the standard library, to which nobody adds a WeakSet
         return Registry(holder, case.place_of(holder), filled_registry(case))
 
     def advice(self, cause: Registry, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the registry says all

@@ -41,14 +41,15 @@ class CreateGraph(GrowthRule[DifferentiableGradient]):
         by_gradient = (
             case.links & _BY_GRADIENT or case.finding.category == CATEGORY_NAMES[Category.GRADIENT]
         )
-        if not (case.graph or by_gradient):
-            return None
+        lines = {(frame.filename, frame.line) for frame, _ in case.frames}
         for place in {id(place.scope): place for place in on_the_way(case)}.values():
-            for call in calls_in(place.scope, "backward"):
-                value = keyword(call, "create_graph")
-                if isinstance(value, ast.Constant) and value.value is True:
-                    of_model = case.links & {LinkKind.PARAMETER, LinkKind.MODULE_ATTRIBUTE}
-                    return DifferentiableGradient(place.program.place(call), bool(of_model))
+            for call in _calls(place):
+                if not (case.graph or by_gradient or _is_alone(case)):
+                    made = {(place.program.filename, line) for line in _lines(call)}
+                    if not made & lines:
+                        continue
+                of_model = case.links & {LinkKind.PARAMETER, LinkKind.MODULE_ATTRIBUTE}
+                return DifferentiableGradient(place.program.place(call), bool(of_model))
         return None
 
     def advice(self, cause: DifferentiableGradient, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the call says all
@@ -67,6 +68,29 @@ class CreateGraph(GrowthRule[DifferentiableGradient]):
         )
         # Parameters are emptied by `zero_grad`; an input that takes a gradient by nothing.
         yield from (dropped, returned) if cause.of_parameters else (returned, dropped)
+
+
+def _calls(place: Place) -> Iterator[ast.Call]:
+    """``backward(create_graph=True)`` in a statement's function."""
+    for call in calls_in(place.scope, "backward"):
+        value = keyword(call, "create_graph")
+        if isinstance(value, ast.Constant) and value.value is True:
+            yield call
+
+
+def _lines(call: ast.Call) -> range:
+    """The lines that a call is written in: what it makes has one of them in its stack."""
+    return range(call.lineno, (call.end_lineno or call.lineno) + 1)
+
+
+def _is_alone(case: Case) -> bool:
+    """Whether a model's parameters stay that nothing of the program's leads to.
+
+    A copy of the model has come and gone in the function: only its gradients can hold it.
+    """
+    return case.finding.growth.has_parameters and not any(
+        holder.is_named for holder in case.finding.holders
+    )
 
 
 RULE = CreateGraph()

@@ -37,7 +37,7 @@ class GrowingQueue(GrowthRule[Waiting]):
             at = queue_at(holder)
             if at is not None:
                 name = queue_name(holder.links[:at])
-                place = next(queue_made_at(case, name), None) or case.place_of(holder)
+                place = queue_made_at(case, holder.links[:at]) or case.place_of(holder)
                 return Waiting(name, holder.links[at + 1].length, place)
         return None
 

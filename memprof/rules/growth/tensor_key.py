@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memprof.reference_chain import CYCLES, THROUGH_GRAPH, LinkKind, largest_container
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause, GrowthRule
-from memprof.source_code.idioms import growing
+from memprof.source_code.idioms import growing, last_name
 from memprof.source_code.program import Place
 
 __all__ = ["RULE"]
@@ -24,6 +25,8 @@ class Keys(Cause):
     length: int
     are_tensors: bool
     """And not objects that have tensors."""
+    of_calls: bool = False
+    """The keys are arguments of calls, whose results the dict is to remember."""
 
 
 class TensorKey(GrowthRule[Keys]):
@@ -31,8 +34,11 @@ class TensorKey(GrowthRule[Keys]):
 
     name = "tensor-key"
     summary = "a dict keeps the tensors that are its keys"
-    fixes = ("weakref",)
-    precedes = ("kept-graph", "unbounded-dict", "growing-container", "grown-by-concatenation")
+    fixes = ("weakref", "bound_cache")
+    precedes = (
+        *("kept-graph", "unbounded-dict", "growing-container", "grown-by-concatenation"),
+        *("assigned-history", "collecting-object"),
+    )
 
     def match(self, case: Case) -> Keys | None:
         """A key of a dict in the first chain of references."""
@@ -40,9 +46,16 @@ class TensorKey(GrowthRule[Keys]):
             return None  # the keys of a function's cache are its arguments
         for holder in case.finding.holders[:1]:
             for at, link in enumerate(holder.links):
-                if link.kind != LinkKind.KEY or at != largest_container(holder.links):
+                if at != largest_container(holder.links):
                     continue
                 place = case.place_of(holder)
+                if link.is_keyed_by_tensor:
+                    place = _filling(place, holder.links[at - 1].name if at else "") or place
+                    filling = growing(place)
+                    container = filling.container if filling is not None else ""
+                    return Keys(place, container, link.length, are_tensors=True, of_calls=True)
+                if link.kind != LinkKind.KEY:
+                    continue
                 filling = growing(place)
                 below = {one.kind for one in holder.links[at + 1 :]} - THROUGH_GRAPH
                 return Keys(
@@ -54,13 +67,22 @@ class TensorKey(GrowthRule[Keys]):
         return None
 
     def advice(self, cause: Keys, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the keys say all
-        """Hold the keys weakly."""
+        """Hold the keys weakly; of calls, let the keys be values, or the dict have a bound."""
+        name = f"`{cause.container}` ({cause.length} items)" if cause.container else "A dict"
+        if cause.of_calls:
+            yield Advice(
+                "bound_cache",
+                f"{name} has tensors in its keys, which equal themselves alone: a call with a new "
+                "tensor never finds what an earlier one left. Let the key be values (a length, a "
+                "shape), or give the cache a largest size.",
+                cause.place,
+            )
+            return
         weak = (
             "torch.utils.weak.WeakTensorKeyDictionary"
             if cause.are_tensors
             else ("weakref.WeakKeyDictionary")
         )
-        name = f"`{cause.container}` ({cause.length} items)" if cause.container else "A dict"
         what = "tensors" if cause.are_tensors else "objects that have tensors"
         yield Advice(
             "weakref",
@@ -68,6 +90,18 @@ class TensorKey(GrowthRule[Keys]):
             "take each out when it is done with.",
             cause.place,
         )
+
+
+def _filling(place: Place | None, name: str) -> Place | None:
+    """The statement of the same file that puts something under a key: ``table[key] = …``."""
+    program = place.program if place is not None else None
+    for node in ast.walk(program.tree) if program is not None else ():
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            there = program.place(node) if program is not None else None
+            filling = growing(there)
+            if filling is not None and last_name(filling.container) == name:
+                return there
+    return None
 
 
 RULE = TensorKey()

@@ -35,7 +35,12 @@ class UnboundedDict(GrowthRule[Cache]):
     precedes = ("kept-graph",)
 
     def match(self, case: Case) -> Cache | None:
-        """A container that is filled by key where its function asks for the key."""
+        """A container that is filled by key where its function asks for the key.
+
+        What is made anew, larger, is no new entry: it grows inside an entry that is there.
+        """
+        if case.finding.growth.is_replaced:
+            return None
         for container, of_class in (
             (filled_registry(case), True),
             (filled_container(case), False),

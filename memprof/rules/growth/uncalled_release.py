@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from memprof.reference_chain import CYCLES, LinkKind
+from memprof.reference_chain import CYCLES, Link, LinkKind
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import growing, last_name
-from memprof.source_code.opposite_methods import function_releasing, opposite, releases_of
+from memprof.source_code.opposite_methods import (
+    function_releasing,
+    opposite,
+    parents_of,
+    releases_of,
+)
 from memprof.source_code.program import FUNCTIONS, Place, calls_in, own_calls, source_of
+from memprof.trace import Frame
 
 __all__ = ["RULE"]
 
@@ -27,6 +33,8 @@ _NAMES = frozenset(
 """Links by whose names a program calls methods of what comes next."""
 _LASTING = frozenset(("acquire", "begin", "connect", "enable", "open", "setup", "start"))
 """Verbs of methods that may run as long as the program: what is made within one was not put in."""
+_SHORTENING = frozenset(("crop", "truncate"))
+"""Verbs of methods that take out a part: what was put in last."""
 _SAY_MORE = CYCLES | {
     *(LinkKind.LRU_CACHE, LinkKind.TRACEBACK, LinkKind.EXCEPTION, LinkKind.LOG_RECORD),
     *(LinkKind.ITERATOR, LinkKind.NOTEBOOK),
@@ -49,6 +57,8 @@ class OneWay(Cause):
     """The first that is handed over by a name."""
     is_function: bool = False
     """A library's function puts it into what it is given; its module has another for that."""
+    is_kept: bool = False
+    """The program is known to keep the object, and hands it over each time."""
 
 
 class UncalledRelease(GrowthRule[OneWay]):
@@ -81,7 +91,7 @@ class UncalledRelease(GrowthRule[OneWay]):
 
     def advice(self, cause: OneWay, case: Case) -> Iterator[Advice]:
         """Hand over no graph, where that is what is kept; call the method."""
-        if cause.argument and LinkKind.AUTOGRAD_NODE in case.links:
+        if cause.argument and cause.receiver and LinkKind.AUTOGRAD_NODE in case.links:
             yield Advice(
                 "detach",
                 f"`{cause.receiver}` keeps the graph of what `{cause.method}()` is given: hand "
@@ -99,6 +109,9 @@ class UncalledRelease(GrowthRule[OneWay]):
                 cause.place,
                 cause.line,
             )
+            return
+        if cause.is_kept:
+            yield Advice("release", _of_kept(cause), cause.place, cause.line)
             return
         if not cause.receiver:
             yield Advice(
@@ -118,6 +131,22 @@ class UncalledRelease(GrowthRule[OneWay]):
             cause.place,
             cause.line,
         )
+
+
+def _of_kept(cause: OneWay) -> str:
+    """What to do about an object that every call adds to, and that is handed over again."""
+    what = f"`{cause.argument}`" if cause.argument else f"the `{cause.class_name}` it is given"
+    copied = f"copy.deepcopy({cause.argument})" if cause.argument else "copy.deepcopy"
+    owner = cause.argument or cause.class_name
+    way_out = (
+        "take out again what the call added"
+        if cause.release.split("_")[0] in _SHORTENING
+        else "have it let go"
+    )
+    return (
+        f"Every such call adds to {what}, which is kept for the next one: hand over a copy "
+        f"(`{copied}`), or {way_out} (`{owner}.{cause.release}()`)."
+    )
 
 
 def _of_holders(case: Case) -> Iterator[OneWay]:
@@ -213,8 +242,15 @@ def _of_module(case: Case) -> Iterator[OneWay]:
 
 
 def _within(case: Case) -> Iterator[OneWay]:
-    """The program's call in which a library's object takes something in, by no known name."""
-    if not case.finding.growth.is_replaced or any(one.is_named for one in case.finding.holders):
+    """The program's call in which a library's object takes something in, by no known name.
+
+    Where the holders are known, the object is one of theirs: the first that they lead to.
+    """
+    if not case.finding.growth.is_replaced:
+        return
+    named = [one for one in case.finding.holders if one.is_named]
+    if named:
+        yield from _within_kept(case, [link for link in named[0].links if link.releases])
         return
     own = next((one for one in case.finding.stack if _is_own(case, one.filename)), None)
     place = case.place_at(own.filename, own.line) if own is not None else None
@@ -229,6 +265,40 @@ def _within(case: Case) -> Iterator[OneWay]:
         release = opposite(method, methods)
         if release:
             yield OneWay(place, own.line, "", method, release, class_name)
+
+
+def _within_kept(case: Case, links: Sequence[Link]) -> Iterator[OneWay]:
+    """The same of an object that is held, whose method a library calls on what it was given."""
+    own = next((one for one in case.finding.stack if _is_own(case, one.filename)), None)
+    place = case.place_at(own.filename, own.line) if own is not None else None
+    if own is None or place is None:
+        return
+    stack = case.finding.stack[: case.finding.stack.index(own)]
+    for link in links:
+        for frame, caller in pairwise(stack):
+            class_name, _, method = frame.name.rpartition(".")
+            program = source_of(frame.filename) if class_name else None
+            if program is None or class_name not in parents_of(program, link.type_name):
+                continue
+            shortening = [one for one in link.releases if one.split("_")[0] in _SHORTENING]
+            release = opposite(method, shortening) or opposite(method, link.releases)
+            if release:
+                argument = _handed_over(place, caller, method)
+                names = (method, release, link.type_name, argument)
+                yield OneWay(place, own.line, "", *names, is_kept=True)
+
+
+def _handed_over(place: Place, caller: Frame, method: str) -> str:
+    """What a statement hands over under the name by which a library calls the method of it."""
+    program = source_of(caller.filename)
+    calling = program.at(caller.line) if program is not None else None
+    for call in own_calls(calling.statement, method) if calling is not None else ():
+        if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
+            for own_call in own_calls(place.statement):
+                for keyword in own_call.keywords:
+                    if keyword.arg == call.func.value.id:
+                        return ast.unparse(keyword.value)
+    return ""
 
 
 def _is_own(case: Case, filename: str) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.rules.case import Case
-from memprof.rules.large_tensor import LargeTensor, large_tensor
+from memprof.rules.large_tensor import LargeTensor, large_tensor, made_by_its_statement
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.program import Place, called_name, calls_in
 from memprof.source_code.scopes import qualified_name
@@ -87,7 +87,7 @@ def _side(window: Window, large: LargeTensor) -> int:
     place, row = large.place, large.row
     if place is None or not _combines(place) or window.phase[row] in _AFTERWARDS:
         return 0
-    if _is_meant(place):
+    if _is_meant(place) or not made_by_its_statement(window, row):
         return 0
     requested = int(window.lives.requested[row])
     earlier = window.lives.alloc < window.lives.alloc[row]

@@ -10,12 +10,12 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.rules.stacks import made_through
 from memprof.source_code.idioms import keyword
 from memprof.source_code.patch import diff, with_keyword
 from memprof.source_code.program import Place, Program, bound_names, calls_in
 from memprof.trace import Category, Frame, Phase
 from memprof.units import format_bytes
+from memprof.views.stacks import made_through
 from memprof.views.window import Window
 
 __all__ = ["RULE"]

@@ -10,9 +10,9 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.rules.stacks import made_through
 from memprof.trace import Frame
 from memprof.units import format_bytes
+from memprof.views.stacks import made_through
 from memprof.views.window import Bools, Window
 
 __all__ = ["RULE"]

@@ -63,9 +63,9 @@ class DiscardedGradients(WasteRule[Discarded]):
         passes = _passes(window, stepped, lines)
         for line, modules in stepped.items():
             others = [one for one in passes if one.trained and not one.trained & modules]
-            found = _graphs_for_nothing(window, others, modules, np.flatnonzero(lines == line))
-            if found is not None:
-                yield _match(window, modules, *found)
+            graphs = _graphs_for_nothing(window, others, modules, np.flatnonzero(lines == line))
+            if graphs is not None:
+                yield _match(window, modules, *graphs)
 
     def title(self, match: Discarded) -> str:
         """Say whose they are."""
@@ -80,8 +80,8 @@ class DiscardedGradients(WasteRule[Discarded]):
             f"The backward pass goes on into {match.modules}, and what it computes there is "
             "cleared before any optimizer reads it"
         )
-        kept = f"{why}; {format_bytes(match.nbytes)} are kept for that. Call it under `no_grad()`."
-        yield Advice("no_grad", kept, site)
+        reason = f"{why}; {format_bytes(match.nbytes)} are kept for that"
+        yield Advice("no_grad", f"{reason}. Call it under `no_grad()`.", site)
         cut = f"Or cut its output off: {why[:1].lower()}{why[1:]}."
         yield Advice("detach", cut, site, otherwise=True)
 
@@ -113,8 +113,8 @@ def _passes(window: Window, stepped: dict[int, frozenset[int]], lines: Ints) -> 
     passes, after = [], -1
     for at, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
         trained = _trained_after(begins, lines, at)
-        known = all(line in stepped for line in trained)
-        of_lines = [stepped[line] for line in trained] if known else []
+        each_has_states = all(line in stepped for line in trained)
+        of_lines = [stepped[line] for line in trained] if each_has_states else []
         passes.append(_Pass(after, begin, end, frozenset().union(*of_lines)))
         after = end
     return passes
@@ -124,9 +124,9 @@ def _trained_after(begins: Ints, lines: Ints, at: int) -> list[int]:
     """The lines of the next steps of optimizers, up to the backward pass that follows these."""
     for later in range(at, len(begins)):
         upto = int(begins[later + 1]) if later + 1 < len(begins) else len(lines)
-        found = np.unique(lines[int(begins[later]) : upto])
-        if found.any():
-            return [int(line) for line in found if line]
+        steps = np.unique(lines[int(begins[later]) : upto])
+        if steps.any():
+            return [int(line) for line in steps if line]
     return []
 
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import EVERY_OTHER, Advice, Match, WasteRule
-from memprof.rules.stacks import made_through
 from memprof.trace import Category, Frame
 from memprof.units import format_bytes
 from memprof.views.peak_without import Saving
+from memprof.views.stacks import made_through
 from memprof.views.window import Window
 
 __all__ = ["RULE"]

@@ -11,6 +11,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.large_tensor import (
     LargeTensor,
+    is_in_module,
     large_tensor,
     made_by_module,
     made_on_its_line,
@@ -19,7 +20,7 @@ from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Place, called_name
 from memprof.source_code.verbs import COPYING, FACTORIES, JOINING, LEARNING, SAME_VALUES
-from memprof.trace import Category
+from memprof.trace import Category, Frame
 from memprof.units import format_bytes
 from memprof.views.owners import CATEGORY_NAMES
 from memprof.views.window import Bools, Ints, Window
@@ -35,7 +36,7 @@ class Large(Match):
     """The largest tensor, and how it came about."""
 
     learns: bool = False
-    """A backward pass comes later in its step."""
+    """A backward pass comes later in its step, or made it."""
     by_library: bool = False
     """A library that the user's line calls made it: that line cannot do it in parts."""
     by_module: bool = False
@@ -57,6 +58,9 @@ class Largest(WasteRule[Large]):
         "unfused-attention",
         "collected-predictions",
         "one-hot",
+        "pairwise-differences",
+        "undivided-batch",
+        "copied-windows",
     )
 
     def matches(self, window: Window) -> Iterator[Large]:
@@ -65,21 +69,28 @@ class Largest(WasteRule[Large]):
         if large is None:
             return
         row, rows = _chain(window, large)
+        origin = window.origin_of(row)
+        line = window.frame_of(row) if origin is None else origin
+        stack = window.stack(row) if origin is None else window.origin_stack(row)
         yield Large(
             row=row,
             rows=large.there,
             nbytes=large.nbytes,
             saving=window.replayed(window.whole(rows)),
             tentative=True,  # it may well be what the program is for
-            learns=window.learns_after(int(window.lives.alloc[row])),
-            by_library=_by_library(window, row),
-            by_module=made_by_module(window, row),
+            learns=origin is not None or window.learns_after(int(window.lives.alloc[row])),
+            in_backward_of=origin is not None,
+            by_library=_by_library(stack),
+            by_module=is_in_module(line, stack),
         )
 
     def title(self, match: Large) -> str:
         """Say how many they are."""
         number = len(match.rows)
-        return f"are {number} tensors of one size" if number > 1 else "are one tensor"
+        title = f"are {number} tensors of one size" if number > 1 else "are one tensor"
+        if not match.in_backward_of:
+            return title
+        return f"{title}, {'the first ' if number > 1 else ''}made in a backward pass"
 
     def advice(self, match: Large, case: Case) -> Iterator[Advice]:
         """Make it smaller, or not keep it; nothing where its line only moves or joins values."""
@@ -102,8 +113,8 @@ class Largest(WasteRule[Large]):
             yield Advice("mixed_precision", half, case.site, remains=0.5)
 
 
-def _by_library(window: Window, row: int) -> bool:
-    kinds = (frame_kind(frame.filename) for frame in window.stack(row))
+def _by_library(stack: tuple[Frame, ...]) -> bool:
+    kinds = (frame_kind(frame.filename) for frame in stack)
     own = (kind for kind in kinds if kind in {FrameKind.USER, FrameKind.LIBRARY})
     return next(own, FrameKind.USER) is FrameKind.LIBRARY
 

@@ -54,7 +54,8 @@ class OneHot(WasteRule[Match]):
         why = (
             f"{format_bytes(match.nbytes)} of zeros and ones are made to pick one value of each "
             "row: `F.cross_entropy` takes the indices, and so does "
-            "`x.gather(-1, index[..., None])`."
+            "`x.gather(-1, index[..., None])`; `scatter_add` sums these for each class, and "
+            "`bincount` counts."
         )
         yield Advice("class_indices", why, case.site)
 
@@ -62,7 +63,7 @@ class OneHot(WasteRule[Match]):
 def picking_statement(place: Place) -> ast.stmt | None:
     """The statement that sums a product with the table that a statement makes; None without.
 
-    Also none where the function reads the table anywhere else.
+    Also none where the function reads the table anywhere else, but to count its rows by a sum.
     """
     makers = [call for call in calls_in(place.statement) if called_name(call) == _MAKER]
     if not makers:
@@ -73,13 +74,16 @@ def picking_statement(place: Place) -> ast.stmt | None:
         for node in ast.walk(place.scope)
         if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load)
     ]
+    functions = [call.func for call in calls_in(place.scope, "sum")]
+    counted = {id(one.value) for one in functions if isinstance(one, ast.Attribute)}
+    picking = [node for node in reads if id(node) not in counted]
     for total in calls_in(place.scope, "sum"):
         product = _summed(total, place)
         if product is None:
             continue
         inside = set(map(id, ast.walk(product)))
-        of_table = any(id(node) in inside for node in (*makers, *reads))
-        if of_table and all(id(node) in inside for node in reads):
+        of_table = any(id(node) in inside for node in (*makers, *picking))
+        if of_table and all(id(node) in inside for node in picking):
             at = place.program.at(product.lineno)
             return at.statement if at is not None else None
     return None

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
 import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.rules.stacks import made_through
-from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import keyword, optimizers_made
 from memprof.source_code.patch import diff, with_keyword
 from memprof.source_code.program import Place
-from memprof.trace import Frame, Phase
 from memprof.units import format_bytes
+from memprof.views.multi_tensor import beyond_one_parameter, multi_tensor_temporaries
 from memprof.views.window import Window
 
 __all__ = ["RULE"]
-
-_MULTI_TENSOR = re.compile(r"_multi_tensor|_foreach|foreach_tensor")
-"""What torch calls these functions: ``_multi_tensor_adam``, ``_foreach_add_``, and in C++
-``foreach_tensor_add_list_kernel_cuda``."""
-_NEEDED_AT_ONCE = 2
-"""Temporaries of one parameter, when an optimizer goes through them one by one."""
 
 
 class OptimizerTemporaries(WasteRule[Match]):
@@ -39,16 +30,12 @@ class OptimizerTemporaries(WasteRule[Match]):
         """Temporaries of a multi-tensor implementation that are there at the peak."""
         if window.peak.event < 0:
             return
-        temporary = (window.phase == Phase.OPTIMIZER) & ~window.has_owner
-        temporary &= made_through(window, _is_multi_tensor)
+        temporary = multi_tensor_temporaries(window)
         mask = temporary & window.at_peak
         if not mask.any():
             return
         rows = np.flatnonzero(temporary)
-        order = np.lexsort((-window.lives.size[rows], window.made_in[rows]))
-        rows, steps = rows[order], window.made_in[rows[order]]
-        place = np.arange(len(rows)) - np.searchsorted(steps, steps)
-        spare_rows = rows[place >= _NEEDED_AT_ONCE]  # all but the largest of each step
+        spare_rows = beyond_one_parameter(window, rows, window.made_in[rows])
         yield Match(
             row=window.main_site(mask),
             rows=np.flatnonzero(mask),
@@ -73,11 +60,6 @@ class OptimizerTemporaries(WasteRule[Match]):
             "CUDA."
         )
         yield Advice("foreach_false", why, place, patch=patch)
-
-
-def _is_multi_tensor(frame: Frame) -> bool:
-    users = frame_kind(frame.filename) is FrameKind.USER  # any function of theirs may be called so
-    return not users and _MULTI_TENSOR.search(frame.name) is not None
 
 
 def _constructions(case: Case) -> list[tuple[Place, ast.Call]]:

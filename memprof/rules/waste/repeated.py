@@ -10,14 +10,18 @@ import numpy as np
 from memprof.rules.case import NO_FIGURE, Case
 from memprof.rules.large_tensor import large_tensor
 from memprof.rules.rule import EVERY_OTHER, Advice, Match, WasteRule
-from memprof.source_code.program import Place, called_name, own_calls, place_of
-from memprof.source_code.verbs import REPEATING
+from memprof.source_code.program import Place, called_name, calls_in, own_calls, place_of
+from memprof.source_code.values import values_of
+from memprof.source_code.verbs import JOINING, REPEATING
 from memprof.views.window import Bools, Window
 
 __all__ = ["RULE"]
 
 _SHOWING = frozenset(("expand", "expand_as", "broadcast_to"))
 """Methods whose result shows the same values several times."""
+
+
+_LISTS = (ast.List, ast.Tuple)
 
 
 class Repeated(WasteRule[Match]):
@@ -51,7 +55,13 @@ class Repeated(WasteRule[Match]):
             "A repetition copies: `expand`, or operands of shapes that broadcast, read the same "
             "values without."
         )
-        if case.site is not None and _copies_expanded(case.site):
+        if case.site is not None and _joins_repeated(case.site):
+            why = (
+                "Each part is repeated and then joined: a linear layer of joined parts is the sum "
+                "of one for each part. Give each part its share of the weight before it is "
+                "repeated, and let the sum broadcast."
+            )
+        elif case.site is not None and _copies_expanded(case.site):
             why = (
                 "`expand` shows the same values several times and takes no memory; what copies it "
                 "afterwards does. Leave that out, or let the operands broadcast."
@@ -63,7 +73,28 @@ class Repeated(WasteRule[Match]):
 def _repeats(place: Place | None) -> bool:
     if place is None:
         return False
-    return bool(own_calls(place.statement, *REPEATING)) or _copies_expanded(place)
+    if own_calls(place.statement, *REPEATING) or _copies_expanded(place):
+        return True
+    return _joins_repeated(place)
+
+
+def _joins_repeated(place: Place) -> bool:
+    """True if all that is joined is repeated: ``cat([a.repeat(1, n), b.repeat(n, 1)])``."""
+    for call in own_calls(place.statement, *JOINING):
+        parts = call.args[0].elts if call.args and isinstance(call.args[0], _LISTS) else []
+        if len(parts) > 1 and all(_is_repeated(place, part) for part in parts):
+            return True
+    return False
+
+
+def _is_repeated(place: Place, part: ast.expr) -> bool:
+    """True of a call that repeats, and of a name that nothing else is bound to."""
+    values: list[ast.expr | None] = [part]
+    if isinstance(part, ast.Name):
+        values = list(values_of(place, part.id, place.statement))
+    return bool(values) and all(
+        value is not None and calls_in(value, *REPEATING, *_SHOWING) for value in values
+    )
 
 
 def _copies_expanded(place: Place) -> bool:

@@ -9,10 +9,10 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import EVERY_OTHER, Advice, Match, WasteRule
-from memprof.rules.stacks import made_through
 from memprof.source_code.idioms import optimizers_made
 from memprof.trace import Category, Frame
 from memprof.units import format_bytes
+from memprof.views.stacks import made_through
 from memprof.views.window import Bools, Window
 
 __all__ = ["RULE"]

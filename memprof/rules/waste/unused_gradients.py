@@ -10,7 +10,7 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS
-from memprof.rules.needless_graphs import line_of_its_own, without_graph
+from memprof.rules.needless_graphs import graph_for_nothing, line_of_its_own, without_graph
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idioms import keyword, optimizers_made
 from memprof.source_code.patch import diff, wrapped
@@ -19,7 +19,7 @@ from memprof.source_code.values import is_object, takes_no_gradient, trains_besi
 from memprof.trace import Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.owners import common_module
-from memprof.views.window import Ints, Window
+from memprof.views.window import Window
 
 __all__ = ["RULE", "UnreadGradients"]
 
@@ -70,7 +70,7 @@ class UnusedGradients(WasteRule[UnreadGradients]):
         paths = window.owners.module.names
         names = sorted(paths[m] for m in modules)
         backward = (window.phase == Phase.BACKWARD) & of_modules
-        graph = _graph_for_nothing(window, modules, training_modules)
+        graph = graph_for_nothing(window, modules, training_modules)
         at_peak = mask & window.at_peak
         at_peak[graph] = window.at_peak[graph]
         yield UnreadGradients(
@@ -121,36 +121,6 @@ class UnusedGradients(WasteRule[UnreadGradients]):
 
 def _first_upper(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _graph_for_nothing(window: Window, modules: set[int], training_modules: set[int]) -> Ints:
-    """Activations that a backward pass frees, of modules that run before all that is trained.
-
-    So nothing before them takes a gradient: their graph serves only gradients that nobody uses.
-    None where a trained module runs before some of them.
-    """
-    paths = window.owners.module.names
-    around = common_module([paths[m] for m in modules])
-    inside = {at for at, path in enumerate(paths) if f"{path}.".startswith(f"{around}.")}
-    near = modules if not around or inside & training_modules else inside
-    freed_by = np.append(window.phase_of_event, Phase.UNKNOWN)[window.lives.free]
-    graph = (window.category == Category.ACTIVATION) & (freed_by == Phase.BACKWARD)
-    rows = np.flatnonzero(graph & np.isin(window.module, list(near)) & (window.made_in >= 0))
-    first = _first_of(window, {paths[m] for m in training_modules if m})
-    begins = np.array([first.get(int(step), -1) for step in window.made_in[rows]], dtype=np.int64)
-    rows, begins = rows[begins >= 0], begins[begins >= 0]
-    ahead = bool(len(rows)) and bool((window.lives.alloc[rows] < begins).all())
-    return rows if ahead else rows[:0]
-
-
-def _first_of(window: Window, paths: set[str]) -> dict[int, int]:
-    """For every step the first event of its forward passes in one of these modules."""
-    inside = np.array([label.module in paths for label in window.trace.tables.labels])
-    events = np.flatnonzero(inside[window.trace.events.label])
-    first: dict[int, int] = {}
-    for event in events[window.phase_of_event[events] == Phase.FORWARD].tolist():
-        first.setdefault(int(window.step_of_event[event]), event)
-    return first
 
 
 def _called_from(case: Case) -> Place | None:

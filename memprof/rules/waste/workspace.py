@@ -10,11 +10,11 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.rules.stacks import made_through
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Place
 from memprof.trace import Frame
 from memprof.units import format_bytes
+from memprof.views.stacks import made_through
 from memprof.views.window import Window
 
 __all__ = ["RULE"]

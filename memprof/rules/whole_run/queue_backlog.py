@@ -76,7 +76,8 @@ class QueueBacklog(RunRule[Backlog]):
 
     def advice(self, match: Backlog, case: Case) -> Iterator[Advice]:
         """Let what fills it wait."""
-        place = next(queue_made_at(case, match.name), None) or case.place_of(match.holders[0])
+        holder = match.holders[0]
+        place = queue_made_at(case, holder.links[: queue_at(holder)]) or case.place_of(holder)
         yield bounded(match.name, match.items, place, match.saving)
 
 

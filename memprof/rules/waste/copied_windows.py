@@ -1,0 +1,96 @@
+"""copied-windows: overlapping windows of a sequence are copied where a view would show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.rules.case import Case
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.program import place_of
+from memprof.source_code.windows_copied import CopiedWindows, copied_windows
+from memprof.units import format_bytes
+from memprof.views.window import Window
+
+__all__ = ["RULE"]
+
+_LEAST_SHARE = 0.1
+"""Of the peak: a batch of windows is copied by every program."""
+_OVERLAP = 2
+"""Times as large as what they are windows of: each value is there twice."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Windows(Match):
+    """The sequence, and how much of it is to stay."""
+
+    windows: CopiedWindows | None = None
+    remains: float = 0.0
+    """Share of the bytes that the sequence itself may take, where it is gone by the peak."""
+
+
+class CopiedWindowsRule(WasteRule[Windows]):
+    """`torch.stack([series[i : i + n] for i in range(len(series) - n)])`."""
+
+    name = "copied-windows"
+    summary = "overlapping windows of a sequence are copied where a view would show them"
+    fixes = ("unfold",)
+
+    def matches(self, window: Window) -> Iterator[Windows]:
+        """Tensors at the peak that a statement joins of windows, each value twice and more."""
+        mask = window.at_peak & ~window.has_owner
+        for stack in np.unique(window.lives.stack[mask]).tolist():
+            rows = np.flatnonzero(mask & (window.lives.stack == stack))
+            row = int(rows[window.lives.size[rows].argmax()])
+            nbytes = int(window.lives.size[rows].sum())
+            place = place_of(window.frame_of(row)) if window.share(nbytes) >= _LEAST_SHARE else None
+            windows = copied_windows(place) if place is not None else None
+            if windows is None:
+                continue
+            of = _sequences(window, row)
+            overlaps = windows.begins_anywhere or not (windows.is_converted or of is None)
+            if not overlaps or 2 * window.lives.size[row] < nbytes:
+                continue  # nothing says that each value is there twice, or no one tensor has it all
+            yield Windows(
+                row=row,
+                rows=rows,
+                nbytes=nbytes,
+                saving=window.replayed(window.whole(rows)),
+                windows=windows,
+                remains=0.0 if of is None else min(1.0, of / nbytes),
+            )
+
+    def title(self, match: Windows) -> str:
+        """Say of what they are."""
+        of = f" of `{match.windows.sequence}`" if match.windows is not None else ""
+        return f"are overlapping windows{of}, copied side by side"
+
+    def advice(self, match: Windows, case: Case) -> Iterator[Advice]:
+        """Show them by a view, and copy what a batch needs."""
+        assert match.windows is not None
+        sequence = match.windows.sequence
+        if match.windows.is_converted:
+            sequence = f"torch.from_numpy({sequence})"
+        why = (
+            f"`{sequence}.unfold(0, size, step)` shows the same windows and takes no memory: index "
+            f"it for each batch. {format_bytes(match.nbytes)} are copies."
+        )
+        yield Advice("unfold", why, case.site, remains=match.remains)
+
+
+def _sequences(window: Window, row: int) -> int | None:
+    """Bytes of the largest tensor that may be the sequence and is gone by the peak; 0 without.
+
+    None where a tensor was there as the windows were made that is too large to be in them twice.
+    """
+    lives = window.lives
+    there = lives.alive_at(int(lives.alloc[row])) & ~window.has_owner
+    there[row] = False
+    if (_OVERLAP * lives.size[there] > lives.size[row]).any():
+        return None
+    return int(lives.size[there & ~window.at_peak].max(initial=0))
+
+
+RULE = CopiedWindowsRule()

@@ -1,0 +1,163 @@
+"""pairwise-differences: all differences of two sets of points are made for their distances."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from memprof.rules.case import Case
+from memprof.rules.large_tensor import large_tensor
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.program import Place, called_name
+from memprof.trace import Phase
+from memprof.units import format_bytes
+from memprof.views.peak_without import Saving
+from memprof.views.window import Window
+
+__all__ = ["RULE"]
+
+_SUMS = frozenset(("norm", "vector_norm", "sum"))
+"""What is left of the differences of two points is one number."""
+_POWERS = frozenset(("abs", "pow", "sqrt", "square"))
+"""What may be done with them before that."""
+_ROOTS = frozenset(("abs", "norm", "pow", "square", "vector_norm"))
+"""Without one of these a sum of differences is no distance."""
+_MOST_DIMENSIONS = 4096
+_KEPT = 2
+"""Times one value for each pair: what `cdist` saves for its gradient, and that of the distances."""
+
+
+class PairwiseDifferences(WasteRule[Match]):
+    """``((a[:, None] - b[None]) ** 2).sum(-1)``: n · m · d values, of which n · m are left."""
+
+    name = "pairwise-differences"
+    summary = "all differences of two sets of points are made for their distances"
+    fixes = ("cdist", "chunk")
+
+    def matches(self, window: Window) -> Iterator[Match]:
+        """The large tensor of the peak: such differences, that nothing but a distance reads."""
+        large = large_tensor(window)
+        if large is None or large.place is None or window.phase[large.row] == Phase.BACKWARD:
+            return
+        pairs = _bytes_of_pairs(window, large.row)
+        if not pairs or not _is_for_distances(large.place):
+            return
+        of_size = large.alike & (window.made_in >= 0)
+        without = window.replayed(window.whole(of_size.nonzero()[0]))
+        learns = window.learns_after(int(window.lives.alloc[large.row]))
+        yield Match(
+            row=large.row,
+            rows=large.there,
+            nbytes=large.nbytes,
+            saving=_with(without, (_KEPT if learns else 1) * pairs),
+        )
+
+    def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same
+        """Say what they are for."""
+        return "are differences of all pairs of points, of which only distances are used"
+
+    def advice(self, match: Match, case: Case) -> Iterator[Advice]:
+        """Have the distances computed without them, or in parts."""
+        why = (
+            f"Only the distances are used of {format_bytes(match.nbytes)} of differences: "
+            "`torch.cdist` computes them without (`.square()` for their squares, `p=1` for sums)."
+        )
+        yield Advice("cdist", why, case.site)
+        yield Advice("chunk", "Or work through the points in parts.", case.site)
+
+
+def _with(saving: Saving, nbytes: int) -> Saving:
+    """The same where so much is there in place of what is not."""
+    overall = saving.overall
+    return Saving(
+        saving.before,
+        min(saving.before, saving.after + nbytes),
+        overall.before,
+        min(overall.before, overall.after + nbytes),
+    )
+
+
+def _bytes_of_pairs(window: Window, row: int) -> int:
+    """Bytes of one value for each pair: of a tensor made of it that is a part as large; else 0."""
+    lives = window.lives
+    whole = int(lives.requested[row])
+    later = (lives.alloc > lives.alloc[row]) & (window.made_in == window.made_in[row])
+    later &= window.phase != Phase.BACKWARD
+    parts = lives.requested[later]
+    parts = parts[(parts > 0) & (2 * parts <= whole) & (_MOST_DIMENSIONS * parts >= whole)]
+    return int(parts[whole % parts == 0].max(initial=0))
+
+
+def _is_for_distances(place: Place) -> bool:
+    """Whether a statement subtracts what it has turned two ways, for a sum of powers alone."""
+    differences = [
+        node
+        for node in ast.walk(place.statement)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and _is_of_pairs(node)
+    ]
+    if len(differences) != 1:
+        return False
+    uses: list[ast.AST] = [differences[0]]
+    statement = place.statement
+    if isinstance(statement, ast.Assign) and statement.value is differences[0]:
+        target = statement.targets[0]
+        if len(statement.targets) != 1 or not isinstance(target, ast.Name):
+            return False
+        names = (node for node in ast.walk(place.scope) if isinstance(node, ast.Name))
+        uses = [node for node in names if node.id == target.id and isinstance(node.ctx, ast.Load)]
+    parents = {
+        child: node for node in ast.walk(place.scope) for child in ast.iter_child_nodes(node)
+    }
+    return (
+        bool(uses)
+        and len({_distance_of(use, parents) for use in uses} - {None}) == 1
+        and all(_distance_of(use, parents) is not None for use in uses)
+    )
+
+
+def _is_of_pairs(difference: ast.BinOp) -> bool:
+    """``a[:, None] - b[None]``, ``a.unsqueeze(2) - b.unsqueeze(1)``: each turned its own way."""
+    left, right = _turn(difference.left), _turn(difference.right)
+    return bool(left) and bool(right) and left != right
+
+
+def _turn(operand: ast.expr) -> str:
+    """How an operand is given one more dimension; empty where it is not."""
+    if isinstance(operand, ast.Subscript):
+        added = [n for n in ast.walk(operand.slice) if isinstance(n, ast.Constant)]
+        return ast.unparse(operand.slice) if any(n.value is None for n in added) else ""
+    if isinstance(operand, ast.Call) and called_name(operand) == "unsqueeze":
+        return ast.unparse(operand.args[-1]) if operand.args else ""
+    return ""
+
+
+def _distance_of(use: ast.AST, parents: dict[ast.AST, ast.AST]) -> ast.AST | None:
+    """The sum that a use of differences goes into, with nothing but powers before; else None."""
+    node, has_root = use, False
+    while (above := parents.get(node)) is not None:
+        if isinstance(above, ast.BinOp) and isinstance(above.op, (ast.Pow, ast.Mult)):
+            # a product with something else would weigh them
+            other = above.right if node is above.left else above.left
+            if isinstance(above.op, ast.Mult) and ast.dump(other) != ast.dump(node):
+                return None
+            has_root = True
+        elif isinstance(above, ast.Call):
+            name = called_name(above)
+            has_root = has_root or name in _ROOTS
+            if name in _SUMS:
+                return above if has_root and _goes_along(above) else None
+            if name not in _POWERS:
+                return None
+        elif not isinstance(above, ast.Attribute):
+            return None
+        node = above
+    return None
+
+
+def _goes_along(call: ast.Call) -> bool:
+    """Whether a sum is one along the last dimension."""
+    given = [*call.args, *(one.value for one in call.keywords if one.arg in ("dim", "axis"))]
+    return any(ast.unparse(one) in ("-1", "(-1,)", "[-1]") for one in given)
+
+
+RULE = PairwiseDifferences()

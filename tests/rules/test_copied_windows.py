@@ -1,0 +1,98 @@
+"""copied-windows: overlapping windows of a sequence are copied where a view would show them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.rules.recorded import findings_of, names
+
+VALUES, SIZE, HOP = 65536, 256, 32
+STARTS = range(0, VALUES - SIZE + 1, HOP)
+
+
+def trained_on(windows):
+    model = nn.Linear(SIZE, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(number):
+        batch = windows[torch.randint(0, len(windows), (16,))]
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def fires():
+    signal = torch.rand(VALUES)
+    return trained_on(torch.stack([signal[start : start + SIZE] for start in STARTS]))
+
+
+def by_a_list():
+    signal, parts = torch.rand(VALUES), []
+    for end in range(SIZE, VALUES // 8):
+        parts.append(signal[end - SIZE : end].clone())
+    windows = torch.stack(parts)
+    del parts[:]
+    return trained_on(windows)
+
+
+def of_an_array():
+    series = np.random.default_rng(0).random(VALUES // 8, dtype=np.float32)
+    windows = [torch.from_numpy(series[i : i + SIZE]) for i in range(len(series) - SIZE)]
+    return trained_on(torch.stack(windows))
+
+
+def looks_alike():
+    """Side by side: they hold each value once, as the signal does."""
+    signal = torch.rand(VALUES)
+    starts = range(0, VALUES, SIZE)
+    return trained_on(torch.stack([signal[start : start + SIZE] for start in starts]))
+
+
+def side_by_side_of_an_array():
+    """How large the array is, nobody saw."""
+    series = np.random.default_rng(0).random(VALUES, dtype=np.float32)
+    starts = range(0, VALUES, SIZE)
+    return trained_on(torch.stack([torch.from_numpy(series[i : i + SIZE]) for i in starts]))
+
+
+def shown():
+    return trained_on(torch.rand(VALUES).unfold(0, SIZE, HOP))
+
+
+def batches():
+    """Of a long sequence a batch of windows is copied in each step."""
+    series, model = torch.rand(VALUES), nn.Linear(SIZE, 1)
+
+    def step(number):
+        starts = torch.randint(0, VALUES - SIZE, (16,)).tolist()
+        batch = torch.stack([series[start : start + SIZE] for start in starts])
+        model(batch).square().mean().backward()
+        model.zero_grad()
+
+    return step
+
+
+def test_a_view_is_named_with_what_it_saves(tmp_path):
+    (found,) = [f for f in findings_of(fires, tmp_path / "run.json") if not f.minor]
+    (first,) = found.remedies
+    assert found.bytes == len(STARTS) * SIZE * 4
+    assert (first.fix, first.code.split("(")[0]) == ("unfold", "return trained_on")
+    assert first.why.startswith("`signal.unfold(0, size, step)` shows the same windows")
+    # the signal itself is there to the end
+    assert found.bytes - VALUES * 4 - 4096 <= first.saves_bytes <= found.bytes
+
+
+@pytest.mark.parametrize("program", [by_a_list, of_an_array])
+def test_windows_that_begin_at_every_value_overlap_whatever_they_are_of(program, tmp_path):
+    found = findings_of(program, tmp_path / "run.json")[0]
+    assert (found.rule, found.minor) == ("copied-windows", False)
+
+
+@pytest.mark.parametrize("program", [side_by_side_of_an_array, shown, batches])
+def test_nothing_is_said_of_windows_side_by_side_nor_of_a_batch(program, tmp_path):
+    assert "copied-windows" not in names(program, tmp_path / "run.json")

@@ -1,0 +1,101 @@
+"""discarded-precision: values are kept in float64, and made float32 before they are used."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from tests.rules.recorded import findings_of, names
+
+FRAMES, WIDTH = 512, 128
+
+
+def features(table, taken=torch.Tensor.float):
+    model = nn.Linear(WIDTH, 4)
+
+    def step(_):
+        audio = torch.randn(FRAMES, WIDTH)
+        frames = audio * table
+        with torch.no_grad():
+            model(taken(frames.abs().log1p()))
+
+    return step
+
+
+def fires():
+    """NumPy's window is float64, and with it all that is computed of audio in float32."""
+    return features(torch.from_numpy(np.hanning(WIDTH)))
+
+
+def looks_alike():
+    """The same in double precision on purpose: the program says so itself."""
+    return features(torch.hann_window(WIDTH, dtype=torch.float64))
+
+
+def in_single_precision():
+    return features(torch.from_numpy(np.hanning(WIDTH)).float())
+
+
+def never_given_up():
+    return features(
+        torch.from_numpy(np.hanning(WIDTH)),
+        lambda frames: frames[:, :0].new_zeros(1, WIDTH, dtype=torch.float32),
+    )
+
+
+def accumulated():
+    """A sum that wants more digits than its terms have."""
+    model = nn.Linear(WIDTH, 4)
+
+    def step(_):
+        x = torch.randn(FRAMES, WIDTH)
+        with torch.no_grad():
+            model(x - x.double().square().cumsum(0).mean(0).float())
+
+    return step
+
+
+def series(batch, count=8):
+    """A data set of NumPy's in parts, of which each step takes a window."""
+    data = torch.from_numpy(np.random.default_rng(0).standard_normal((FRAMES, WIDTH)))
+    data = (data - data.mean(0)) / data.std(0)
+    model = nn.Linear(WIDTH, 4)
+
+    def step(number):
+        with torch.no_grad():
+            model(data[batch(number, FRAMES // count)].float())
+
+    return step
+
+
+def all_of_it():
+    return series(lambda number, rows: slice(number % 8 * rows, (number % 8 + 1) * rows))
+
+
+def one_row():
+    return series(lambda number, rows: slice(0, 1))
+
+
+def of_rule(program, path):
+    return [one for one in findings_of(program, path) if one.rule == "discarded-precision"]
+
+
+def test_the_line_where_the_types_meet_is_told_with_half_of_what_it_makes(tmp_path):
+    (found,) = of_rule(fires, tmp_path / "run.json")
+    assert found.site.code == "frames = audio * table"
+    assert found.bytes == 3 * FRAMES * WIDTH * 8
+    assert found.match.saving.bytes == found.bytes // 2
+    assert [one.fix for one in found.remedies] == ["single_precision"]
+    assert not found.minor
+
+
+def test_data_that_is_converted_as_it_is_used_is_told_where_it_is_made(tmp_path):
+    (found,) = of_rule(all_of_it, tmp_path / "run.json")
+    assert found.site.code == "data = (data - data.mean(0)) / data.std(0)"
+    assert found.bytes == FRAMES * WIDTH * 8
+
+
+def test_what_is_not_given_up_again_or_was_asked_for_is_meant(tmp_path):
+    for program in (in_single_precision, never_given_up, accumulated, one_row):
+        assert "discarded-precision" not in names(program, tmp_path / "run.json"), program

@@ -1,0 +1,108 @@
+"""pairwise-differences: all differences of two sets of points are made for their distances."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from memprof.loading import load
+from memprof.views.examination import examine
+from tests.rules.recorded import findings_of, names
+
+POINTS, OTHERS, DIMENSIONS = 160, 128, 16
+
+
+def squared(a, b):
+    difference = a.unsqueeze(1) - b.unsqueeze(0)
+    return (difference**2).sum(-1)
+
+
+def at_once(a, b):
+    return torch.linalg.norm(a[:, None] - b[None], dim=-1)
+
+
+def by_product(a, b):
+    difference = a[:, None, :] - b[None, :, :]
+    return (difference * difference).sum(dim=-1).sqrt()
+
+
+def directions(a, b):
+    """Forces between particles: the differences themselves are needed."""
+    difference = a[:, None] - b[None]
+    distance = difference.norm(dim=-1, keepdim=True)
+    return (difference / (distance + 1) ** 3).sum(1)
+
+
+def weighted(a, b):
+    difference = a[:, None] - b[None]
+    return (difference * b.exp()).sum(-1)
+
+
+def over_points(a, b):
+    """How far each point is from all, in each coordinate: no distance."""
+    difference = a[:, None] - b[None]
+    return difference.abs().sum(1)
+
+
+def built_in(a, b):
+    return torch.cdist(a, b).square()
+
+
+def training(distances):
+    net = nn.Linear(DIMENSIONS, DIMENSIONS)
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+
+    def step(_):
+        a, b = torch.randn(POINTS, DIMENSIONS), torch.randn(OTHERS, DIMENSIONS)
+        distances(net(a), b).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def fires():
+    return training(squared)
+
+
+def looks_alike():
+    return training(directions)
+
+
+@pytest.mark.parametrize(
+    ("distances", "code"),
+    [
+        (squared, "difference = a.unsqueeze(1) - b.unsqueeze(0)"),
+        (at_once, "return torch.linalg.norm(a[:, None] - b[None], dim=-1)"),
+        (by_product, "difference = a[:, None, :] - b[None, :, :]"),
+    ],
+)
+def test_the_subtraction_is_told_also_where_the_peak_is_in_the_backward_pass(
+    distances, code, tmp_path
+):
+    found = findings_of(lambda: training(distances), tmp_path / "run.json")
+    (one,) = [finding for finding in found if finding.rule == "pairwise-differences"]
+    assert one.site.code == code
+    assert one.bytes % (POINTS * OTHERS * DIMENSIONS * 4) == 0
+    assert one.remedies[0].fix == "cdist"
+    assert not one.minor
+
+
+def test_what_it_promises_is_what_the_change_saves(tmp_path):
+    found = findings_of(fires, tmp_path / "run.json")
+    (one,) = [finding for finding in found if finding.rule == "pairwise-differences"]
+    findings_of(lambda: training(built_in), tmp_path / "fixed.json")
+    before, after = (peak(tmp_path / name) for name in ("run.json", "fixed.json"))
+    assert one.remedies[0].saves_bytes == pytest.approx(before - after, rel=0.1)
+
+
+def peak(path):
+    (device,) = examine(load(path)).devices
+    return device.peak_allocated
+
+
+def test_nothing_is_said_where_the_differences_are_needed(tmp_path):
+    for distances in (directions, weighted, over_points, built_in):
+        found = names(lambda distances=distances: training(distances), tmp_path / "run.json")
+        assert "pairwise-differences" not in found, distances
