@@ -20,6 +20,7 @@ __all__ = [
     "AllocatorSettings",
     "parse_settings",
     "recorded_settings",
+    "segment_reserve",
 ]
 
 MIB = 1 << 20
@@ -276,16 +277,39 @@ def recorded_settings(settings_record: Mapping[str, Any]) -> AllocatorSettings:
     that this version cannot read is ignored: what was recorded ran, so torch understood it.
     """
     settings = AllocatorSettings()
-    text = (
-        settings_record.get("PYTORCH_CUDA_ALLOC_CONF")
-        or settings_record.get("PYTORCH_ALLOC_CONF")
-        or ""
-    )
     try:
-        settings = parse_settings(str(text))
+        settings = parse_settings(_conf(settings_record))
     except SettingsError:
         pass  # fall back on the resolved values below
     return replace(settings, **_known_settings(settings_record))
+
+
+def segment_reserve(settings_record: Mapping[str, Any], device_total: int) -> int | None:
+    """Bytes of addresses that one expandable segment may have; no request can be larger.
+
+    None where none was set, or expandable segments are off. Streams can be given reserves of their
+    own, by class (``expandable_segments_reserve_by_class``); which class a stream has is not in a
+    snapshot.
+    """
+    if not recorded_settings(settings_record).expandable_segments:
+        return None
+    try:
+        options = dict(_options(_conf(settings_record)))
+    except SettingsError:  # what was recorded ran, so torch understood it
+        return None
+    spec = re.fullmatch(r"([0-9.eE+]+)(G?)", options.get("expandable_segments_reserve", ""))
+    try:
+        value = float(spec[1]) if spec is not None else 0.0
+    except ValueError:  # torch ignores it, with a warning
+        return None
+    if spec is None or not 0 < value < float("inf") or (not spec[2] and device_total <= 0):
+        return None
+    return int(value * (1 << 30 if spec[2] else device_total))
+
+
+def _conf(settings_record: Mapping[str, Any]) -> str:
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    return next((str(settings_record[name]) for name in names if settings_record.get(name)), "")
 
 
 def _known_settings(settings_record: Mapping[str, Any]) -> dict[str, Any]:

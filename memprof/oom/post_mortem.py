@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memprof.allocator.settings import recorded_settings, segment_reserve
 from memprof.errors import MissingError
 from memprof.oom import other_libraries as beside
 from memprof.oom.block_callers import blocks_by_size, callers
@@ -21,7 +22,7 @@ from memprof.oom.stale_blocks import Moment, left_behind, main_site
 from memprof.records import is_out_of_memory
 from memprof.run import Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.trace import Frame
+from memprof.trace import NOT_RECORDED, Frame
 from memprof.units import format_bytes, format_count
 from memprof.views.examination import Examination
 from memprof.views.owners import NO_MODULE, Group, top
@@ -55,7 +56,8 @@ class OomCause(str, enum.Enum):
     RESERVED = "reserved"
     """torch held, without using it, what a library beside it needed."""
     LIMIT = "limit"
-    """``set_per_process_memory_fraction`` kept torch from memory that was free."""
+    """``set_per_process_memory_fraction`` kept torch from memory that was free, or the request is
+    larger than ``expandable_segments_reserve`` lets one segment be."""
     UNKNOWN = "unknown"
     """Too little was recorded to tell."""
 
@@ -98,7 +100,8 @@ class PostMortem:
     """Of allocated bytes at step ends before it happened."""
     rescues: Rescues
     advice: tuple[str, ...]
-    """What would have left room to a library or the driver, the surest first; not replayed."""
+    """What would have left room to a library or the driver, the surest first; or which setting
+    refuses the request. Not replayed."""
     layouts: tuple[Layout, ...]
     """Of a final state alone: what its tensors would take otherwise."""
 
@@ -136,7 +139,7 @@ def _explain(run: Run, failure: Failure, workers: int | None) -> PostMortem:
     window = failure.window
     alive = window.lives.alive_at(failure.event) if window else np.zeros(0, dtype=bool)
     sizes = window.lives.size if window else np.zeros(0, dtype=np.int64)
-    groupings = (window.owners.category, window.owners.module, window.owners.site) if window else ()
+    groupings = (window.owners.category, window.owners.module, window.owners.line) if window else ()
     groups = [tuple(top(grouping, sizes, alive, _TOP)) for grouping in groupings]
     categories, modules, lines = groups or _recorded_groups(failure)
     return PostMortem(
@@ -155,7 +158,7 @@ def _explain(run: Run, failure: Failure, workers: int | None) -> PostMortem:
         inferred=bool(window and window.owners.inferred),
         growth=trend,
         rescues=rescues(failure, workers),
-        advice=tuple(beside.advice_for(failure)) if failure.beside else (),
+        advice=tuple(_advice(failure)),
         layouts=layouts(window.trace) if window and failure.recorded == "state" else (),
     )
 
@@ -276,6 +279,12 @@ def _judge_cause(failure: Failure, weights: Sequence[Weight]) -> tuple[OomCause,
         return OomCause.UNKNOWN, _of_a_state(failure)
     if failure.beside:
         return _judged_beside(failure)
+    if _exceeds_reserve(failure):  # whatever else was short, it could not have been served
+        reserve, requested = _reserve(failure), format_bytes(failure.requested)
+        return OomCause.LIMIT, (
+            f"expandable_segments_reserve lets a segment have {format_bytes(reserve)}, and no "
+            f"request spans two: one of {requested} is refused whatever is free"
+        )
     enough = [weight for weight in weights if weight.enough]
     if enough:
         return enough[0].cause, enough[0].why
@@ -295,6 +304,33 @@ def _judge_cause(failure: Failure, weights: Sequence[Weight]) -> tuple[OomCause,
         f"{lacking} were missing even with every unused byte, and nothing that earlier steps left "
         "or that others held would have made up for it"
     )
+
+
+def _reserve(failure: Failure) -> int:
+    """Bytes that an expandable segment could have then; `NOT_RECORDED` where none was set."""
+    if failure.window is None:
+        return NOT_RECORDED
+    reserve = segment_reserve(failure.window.trace.settings, failure.total)
+    return NOT_RECORDED if reserve is None else reserve
+
+
+def _exceeds_reserve(failure: Failure) -> bool:
+    """Whether the request was larger than a segment, which consists of whole pages."""
+    reserve = _reserve(failure)
+    if failure.window is None or reserve < 0:
+        return False
+    page = recorded_settings(failure.window.trace.settings).large_segment_size
+    return -(-reserve // page) * page < failure.requested
+
+
+def _advice(failure: Failure) -> Iterator[str]:
+    if failure.beside:
+        yield from beside.advice_for(failure)
+    elif _exceeds_reserve(failure):
+        yield (
+            f"an expandable_segments_reserve of at least {format_bytes(failure.requested)} in "
+            "PYTORCH_CUDA_ALLOC_CONF, or none: addresses cost no memory"
+        )
 
 
 def _judged_beside(failure: Failure) -> tuple[OomCause, str]:

@@ -31,6 +31,7 @@ from memprof.oom.stale_blocks import (
     changes_freeing,
     left_behind,
     main_site,
+    spare_temporaries,
     stale_gradients,
 )
 from memprof.trace import Action, Trace
@@ -42,7 +43,9 @@ from memprof.what_if.parallel import Job, fitted, played
 
 __all__ = ["Rescue", "Rescues", "rescues"]
 
-_CHEAPEST = ("settings", "limit", "others", "free", "checkpoint", "batch", "bf16", "card")
+_CHEAPEST = (
+    *("settings", "limit", "others", "optimizer", "free", "checkpoint", "batch", "bf16", "card"),
+)
 _CONF = "PYTORCH_CUDA_ALLOC_CONF"
 _PROPORTIONAL = "activations and inputs are proportional to it (the trace has one batch size only)"
 _SLACK = 20 << 20
@@ -59,8 +62,8 @@ class Rescue:
     """One change, and what the replay shows of it."""
 
     kind: str
-    """``settings``, ``limit``, ``others``, ``free``, ``checkpoint``, ``batch``, ``bf16``, ``card``:
-    the cheapest first."""
+    """``settings``, ``limit``, ``others``, ``optimizer``, ``free``, ``checkpoint``, ``batch``,
+    ``bf16``, ``card``: the cheapest first."""
     name: str
     """It in few words; of settings, they themselves."""
     change: str
@@ -239,6 +242,12 @@ def _leak_tries(moment: Moment, workload: Workload, limit: int) -> Iterator[_Try
 def _early_tries(moment: Moment, workload: Workload, limit: int) -> Iterator[_Try]:
     """What the step itself could have freed before."""
     settings, size = workload.settings, moment.window.lives.size
+    rows = spare_temporaries(moment)
+    if len(rows):
+        detail = f"{format_bytes(int(size[rows].sum()))} of temporaries for all parameters at once"
+        name = "fused=True, or foreach=False, in the optimizer"
+        changes = changes_freeing(moment, rows, moment.window.lives.alloc[rows])
+        yield _Try("optimizer", name, limit, settings, changes, detail=detail)
     rows = stale_gradients(moment)
     if len(rows):
         detail = format_bytes(int(size[rows].sum()))
@@ -331,8 +340,10 @@ def _card(failure: Failure, workload: Workload) -> Rescue:
     least = fitted([workload], [Job(0, workload.settings)], 1)[0].bytes
     beside = failure.outside if failure.outside >= 0 else OUTSIDE_TORCH
     share = failure.fraction if 0 < failure.fraction < 1 else 1.0
-    room_on = {c: min(c - beside, int(share * c)) for c in CARDS}
-    card = next((c for c in CARDS if room_on[c] >= least), 0)
+    # A card reports less than it is sold with: the next size up is the one that it has.
+    own = next((c for c in CARDS if c >= failure.total), failure.total)
+    room_on = {c: min(c - beside, int(share * c)) for c in CARDS if failure.total < 0 or c > own}
+    card = next((c for c, room in room_on.items() if room >= least), 0)
     room = room_on.get(card, least)
     outcome = play(workload, capacity=least) if least < NO_LIMIT else workload.recorded
     name = f"a card of {format_bytes(card)}" if card else "a larger card than any common one"

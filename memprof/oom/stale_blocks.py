@@ -1,4 +1,4 @@
-"""What is alive at a moment and belongs to steps that are over: leaks, gradients already used.
+"""What is alive at a moment and need not be: leaks, gradients already used, spare temporaries.
 
 Rows of lifetimes and the changes of the program that would have freed them; nothing is judged here.
 """
@@ -12,11 +12,19 @@ import numpy.typing as npt
 
 from memprof.allocator import Changes
 from memprof.trace import NOT_RECORDED, Category, Phase
+from memprof.views.multi_tensor import beyond_one_parameter, multi_tensor_temporaries
 from memprof.views.owners import OWNED
 from memprof.views.steps import step_of_event
 from memprof.views.window import Window
 
-__all__ = ["Moment", "changes_freeing", "left_behind", "main_site", "stale_gradients"]
+__all__ = [
+    "Moment",
+    "changes_freeing",
+    "left_behind",
+    "main_site",
+    "spare_temporaries",
+    "stale_gradients",
+]
 
 Ints = npt.NDArray[np.int64]
 
@@ -134,3 +142,10 @@ def stale_gradients(moment: Moment) -> Ints:
     gradient = window.owners.category.of == int(Category.GRADIENT)
     rows = gradient & moment.alive & (lives.alloc >= 0) & (lives.alloc < int(used[-1]))
     return np.flatnonzero(rows)
+
+
+def spare_temporaries(moment: Moment) -> Ints:
+    """Rows of what the optimizer holds for all parameters at once, but for one parameter's."""
+    window, lives = moment.window, moment.window.lives
+    rows = np.flatnonzero(multi_tensor_temporaries(window) & moment.alive & (lives.alloc >= 0))
+    return beyond_one_parameter(window, rows, moment.made_in[rows])

@@ -6,6 +6,7 @@ import pytest
 
 from memprof.allocator import AllocatorSettings, parse_settings, recorded_settings
 from memprof.allocator.rounding import round_size, segment_size
+from memprof.allocator.settings import segment_reserve
 from memprof.errors import SettingsError
 
 MIB = 1 << 20
@@ -175,3 +176,27 @@ def test_a_string_that_cannot_be_read_is_no_error_in_a_recording():
     assert (
         recorded_settings({"PYTORCH_CUDA_ALLOC_CONF": "from_the_future:1"}) == AllocatorSettings()
     )
+
+
+@pytest.mark.parametrize(
+    ("conf", "reserve"),
+    [
+        ("expandable_segments:True,expandable_segments_reserve:1G", 1 << 30),
+        ("expandable_segments:True, expandable_segments_reserve: 0.5G", 1 << 29),
+        ("expandable_segments_reserve:0.25,expandable_segments:True", 20 << 30),
+        ("expandable_segments:True,expandable_segments_reserve_by_class:[a:1G]", None),
+        ("expandable_segments:True,expandable_segments_reserve:much", None),
+        ("expandable_segments:True,expandable_segments_reserve:1e999G", None),
+        ("expandable_segments:True,expandable_segments_reserve:0", None),
+        ("expandable_segments:True", None),
+        ("expandable_segments_reserve:1G", None),
+        ("", None),
+    ],
+)
+def test_the_addresses_of_a_segment_are_read_from_what_was_recorded(conf, reserve):
+    assert segment_reserve({"PYTORCH_CUDA_ALLOC_CONF": conf}, 80 << 30) == reserve
+
+
+def test_a_share_of_a_card_of_unknown_size_is_no_reserve():
+    conf = "expandable_segments:True,expandable_segments_reserve:0.25"
+    assert segment_reserve({"PYTORCH_ALLOC_CONF": conf}, -1) is None

@@ -68,6 +68,16 @@ def test_without_a_fraction_all_that_others_held_is_counted(tmp_path: Path) -> N
     assert tried(told)["others"] == (True, 79)
 
 
+@pytest.mark.parametrize(("total", "larger"), [(22 * GIB + 1, "32 GiB"), (24 * GIB, "32 GiB")])
+def test_a_larger_card_is_not_the_one_that_was_too_small(
+    tmp_path: Path, total: int, larger: str
+) -> None:
+    trace = full(21).oom(GIB, device_free=GIB // 2).build()
+    told = dead(tmp_path, trace, total_bytes=total)
+    (card,) = (rescue for rescue in told.rescues.tried if rescue.kind == "card")
+    assert card.name == f"a card of {larger}"
+
+
 FRACTION = {"PYTORCH_CUDA_ALLOC_CONF": "per_process_memory_fraction:0.5"}
 
 

@@ -92,3 +92,32 @@ def test_the_last_of_several_failures_is_the_one_explained(tmp_path):
     found = told(tmp_path, builder)
     assert (found.failure.times, found.failure.requested) == (2, 50 * MIB)
     assert any(r.kind == "card" and r.fits for r in found.rescues.tried)
+
+
+def test_an_optimizer_may_go_through_its_parameters_one_by_one(tmp_path):
+    torchs = Frame("_multi_tensor_adam", "/site-packages/torch/optim/adam.py", 602)
+    mine = Frame("train", "/home/me/train.py", 3)
+    builder = TraceBuilder().label(step=0, phase=Phase.FORWARD)
+    builder.alloc(60 * MIB, "w", category=Category.PARAMETER).alloc(10 * MIB, "x").free("x")
+    builder.label(step=0, phase=Phase.OPTIMIZER)
+    for number in range(6):
+        builder.alloc(10 * MIB, f"t{number}", stack=(torchs, mine))
+    builder.oom(20 * MIB, device_free=0)
+    found = told(tmp_path, builder)
+    (one_by_one,) = (r for r in found.rescues.tried if r.kind == "optimizer")
+    assert one_by_one.change == (
+        "fused=True, or foreach=False, in the optimizer "
+        "(40 MiB of temporaries for all parameters at once)"
+    )
+    assert one_by_one.fits
+    assert one_by_one.peak_allocated == (60 + 2 * 10 + 20) * MIB
+    assert found.rescues.fitting[0] is one_by_one
+
+
+def test_what_a_loop_of_the_users_own_makes_is_no_optimizers(tmp_path):
+    mine = Frame("train_foreach", "/home/me/train.py", 3)
+    builder = TraceBuilder().label(step=0, phase=Phase.OPTIMIZER)
+    for number in range(6):
+        builder.alloc(10 * MIB, f"t{number}", stack=(mine,))
+    builder.oom(20 * MIB, device_free=0)
+    assert not any(r.kind == "optimizer" for r in told(tmp_path, builder).rescues.tried)
