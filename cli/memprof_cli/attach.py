@@ -16,12 +16,12 @@ from memprof.record.process import path_of_process
 from memprof.units import format_bytes, format_duration, parse_duration_s
 from memprof_cli.json_output import print_json
 
-__all__ = ["command", "say_that_it_waits", "to_seconds"]
+__all__ = ["command", "say_that_it_waits", "timeout_option"]
 
 _DEFAULT_PATH = "memprof-run.json"
 
 
-def to_seconds(
+def _to_seconds(
     context: click.Context, parameter: click.Parameter, text: str | None
 ) -> float | None:
     """A duration such as ``10m`` in seconds; None where none is given."""
@@ -29,10 +29,24 @@ def to_seconds(
     return None if text is None else parse_duration_s(text)
 
 
+timeout_option = click.option(
+    "--timeout",
+    callback=_to_seconds,
+    metavar="TIME",
+    default="30s",
+    show_default=True,
+    help="Give up when the process has not run Python for so long.",
+)
+"""What ``attach`` and ``detach`` wait."""
+
+
 @click.command(name="attach")
 @click.option("-o", "--output", help="The run file. [memprof-run.pidPID.json]")
 @click.option(
-    "--duration", callback=to_seconds, metavar="TIME", help="End by itself after 90s, 10m or 1h30m."
+    "--duration",
+    callback=_to_seconds,
+    metavar="TIME",
+    help="End by itself after 90s, 10m or 1h30m.",
 )
 @click.option(
     "--inject",
@@ -40,14 +54,7 @@ def to_seconds(
     help="Go in by a debugger (gdb), which stops the process for a moment: a Python before 3.14 "
     "that was not started with MEMPROF=standby has no other door.",
 )
-@click.option(
-    "--timeout",
-    callback=to_seconds,
-    metavar="TIME",
-    default="30s",
-    show_default=True,
-    help="Give up when the process has not run Python for so long.",
-)
+@timeout_option
 @click.option("--budget", type=float, help="Share of the time that recording may take. [0.01]")
 @click.option("--allowance", type=float, help="Seconds that it may take in any case. [5]")
 @click.option("--json", "as_json", is_flag=True, help="Print the result, or the list, as JSON.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from memprof.attach.recordings import end
-from memprof_cli.attach import say_that_it_waits, to_seconds
+from memprof_cli.attach import say_that_it_waits, timeout_option
 from memprof_cli.json_output import print_json
 
 __all__ = ["command"]
@@ -17,14 +17,7 @@ __all__ = ["command"]
     is_flag=True,
     help="Leave the process standing by, so that the next attach needs no debugger.",
 )
-@click.option(
-    "--timeout",
-    callback=to_seconds,
-    metavar="TIME",
-    default="30s",
-    show_default=True,
-    help="Give up when the process has not run Python for so long.",
-)
+@timeout_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.argument("pid", type=click.IntRange(min=1))
 def command(stay: bool, timeout: float, as_json: bool, pid: int) -> int:

@@ -286,7 +286,7 @@ def _answer(runs: Sequence[Run], ending: _Ending, limit: Limit | None, *, as_jso
     if as_json:
         _print_json(runs, summaries, answers, ending)
     else:
-        _print_answers(runs, summaries, answers)
+        _print_answers(runs, summaries, answers, failed=bool(ending.status))
         tightest = _tightest(answers)
         print_summary(summaries[tightest], all_findings[tightest])
         if len(runs) > 1:
@@ -316,7 +316,11 @@ def _tightest(answers: Sequence[tuple[CardVerdict, ...]]) -> int:
 
 
 def _print_answers(
-    runs: Sequence[Run], summaries: Sequence[Summary], answers: Sequence[tuple[CardVerdict, ...]]
+    runs: Sequence[Run],
+    summaries: Sequence[Summary],
+    answers: Sequence[tuple[CardVerdict, ...]],
+    *,
+    failed: bool,
 ) -> None:
     console = terminal(_WIDTH)
     several = sum(map(len, answers)) > 1
@@ -328,7 +332,10 @@ def _print_answers(
             style = "bold green" if answer.fits else "bold red"
             of = f"{answer.device} " if several else ""
             rank = f"rank {run.header.rank}, " if several and run.header.rank >= 0 else ""
-            console.print(Text(f"{rank}{of}{answer}", style=style))
+            until = ""
+            if failed and answer.fits:  # what it would have taken after that is not known
+                until, style = "the program failed; until then it ", "bold yellow"
+            console.print(Text(f"{rank}{of}{until}{answer}", style=style))
             if answer.where:
                 console.print(Text(f"peak in {answer.where}"))
         sure = how_sure(run)

@@ -410,7 +410,8 @@ def _rows(one: RuleFinding) -> list[tuple[str, str, str]]:
     if one.site.filename:
         where = f"{short_path(one.site.filename)}:{one.site.line} {one.site.code}".rstrip()
         module = f"  ({one.module})" if one.module else ""
-        rows.append(("made at", where + module, ""))
+        is_backward = one.match is not None and one.match.in_backward_of
+        rows.append(("backward of" if is_backward else "made at", where + module, ""))
         inner = library_frame(one.stack)
         if inner is not None and (inner.filename, inner.line) != (one.site.filename, one.site.line):
             rows.append(("", f"by {site_name(inner)}", "dim"))

@@ -114,9 +114,9 @@ def _in_the_end(device: DeviceFigures) -> Text:
 
 def _moment(peak: PeakMoment) -> str:
     where = [f"step {peak.step}"] if peak.step >= 0 else []
-    where += [peak.phase] if peak.phase not in _NO_PHASE else []
+    where += [peak.phase] if peak.phase not in _NO_PHASE and not peak.backward_of else []
     where += [peak.module] if peak.module else []
-    where += [peak.site] if peak.site else []
+    where += [peak.backward_of or peak.site] if peak.site else []
     return ", ".join(where) or "before the first recorded event"
 
 

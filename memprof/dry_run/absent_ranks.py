@@ -206,6 +206,7 @@ def _split_by_new_group(module: ModuleType) -> Callable[..., Any]:
     def split_group(
         parent_pg: Any = None, split_ranks: Any = None, *arguments: Any, **keywords: Any
     ) -> Any:
+        """The group of this rank's share of ``split_ranks``, as torch's own function gives it."""
         whole = parent_pg if parent_pg is not None else module._get_default_group()
         names = {module.get_backend(whole), *str(module.get_backend_config(whole)).split(",")}
         if not split_ranks or not any("fake" in name for name in names):
@@ -253,6 +254,7 @@ def _replace_color(module: Any) -> None:
     def split_group(
         parent_pg: Any = None, split_ranks: Any = None, *o: Any, **keywords: Any
     ) -> Any:
+        """torch's own, after the library has the size of the group that this rank goes to."""
         own = module.get_rank(parent_pg)
         for ranks in split_ranks or ():
             if own in ranks:

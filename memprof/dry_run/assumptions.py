@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import math
 import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ ASSUMPTIONS = "MEMPROF_DRY_RUN_ASSUME"
 """The variable that carries them to the process: ``nonzero=0.5,bool=true``."""
 _SHARES = ("nonzero", "unique")
 _TRUTH = {"true": 1.0, "1": 1.0, "false": 0.0, "0": 0.0}
-_KINDS = "nonzero=SHARE, unique=SHARE, item=NUMBER, bool=true"
+_KINDS = "there are nonzero=SHARE, unique=SHARE, item=NUMBER, bool=true"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +125,27 @@ _CODES = {"float64": "<d", "complex128": "<d", "float16": "<e", "complex32": "<e
 
 
 def _number(name: str, value: str, text: str) -> float:
+    """The number that ``text`` assumes: of a truth 1 or 0.
+
+    Raises:
+        SettingsError: there is no such kind, or it has no such value.
+    """
+    if name not in (*_SHARES, "item", "bool"):
+        raise SettingsError(f"--assume {text}: there is no kind {name!r}", _KINDS)
+    if name == "bool":
+        truth = _TRUTH.get(value.lower())
+        if truth is None:
+            raise SettingsError(f"--assume {text}: {value!r} is neither true nor false", _KINDS)
+        return truth
     try:
-        number = _TRUTH[value.lower()] if name == "bool" else float(value)
-        if name in (*_SHARES, "item", "bool") and not (name in _SHARES and not 0 <= number <= 1):
-            return number
-    except (KeyError, ValueError):
-        pass
-    raise SettingsError(f"--assume {text} is not understood", f"there are {_KINDS}")
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise SettingsError(f"--assume {text}: {value!r} is no finite number", _KINDS)
+    if name in _SHARES and not 0 <= number <= 1:
+        raise SettingsError(f"--assume {text}: a share lies between 0 and 1", _KINDS)
+    return number
 
 
 def _meaning(name: str, value: float) -> str:

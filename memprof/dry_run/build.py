@@ -56,6 +56,7 @@ INTERNAL extern const Answer answers[];
 INTERNAL extern const size_t answers_made;
 INTERNAL extern unsigned char answers_called[];
 INTERNAL long answer(unsigned number);
+INTERNAL long answer_without_size(unsigned number);
 """
 """As in stand_in.h, without CUDA's headers: the generated declarations contradict theirs."""
 _LONGEST_S = 300
@@ -295,7 +296,7 @@ def _without_code(names: Sequence[str], sizes: Mapping[str, str]) -> str:
     """
     bodies = "\n".join(
         f"__attribute__((weak)) long {name}{sizes.get(name, '(void) {')} "
-        f"return answer({number}); }}"
+        f"return answer{'_without_size' if name in sizes else ''}({number}); }}"
         for number, name in enumerate(names)
     )
     table = ",\n".join(

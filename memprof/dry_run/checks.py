@@ -7,50 +7,34 @@ condition reads in a dry run, and would raise. In a program that works on a card
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
+from types import ModuleType
 from typing import Any
 
-from memprof.cpython.import_hook import ImportWatch
+from memprof.dry_run.wrapped_module import WrappedModule
 
 __all__ = ["DistributionChecks"]
 
-_MODULE = "torch.distributions.distribution"
 _CHECKS = ("__init__", "_validate_sample")
 _MOST = 8
 """As many answers as the library holds ready; no distribution has so many parameters."""
 
 
-class DistributionChecks:
+class DistributionChecks(WrappedModule):
     """Answers "yes" to what distributions ask of their parameters while it is open."""
 
+    name = "torch.distributions.distribution"
+
     def __init__(self) -> None:
+        """Find the library, which gives the answers."""
+        super().__init__()
         self._assume: Any = ctypes.CDLL(None).memprof_dry_run_assume
-        self._watch: ImportWatch | None = None
-        self._undo: list[Callable[[], None]] = []
 
-    def open(self) -> None:
-        """Begin, now or when distributions are imported."""
-        if _MODULE in sys.modules:
-            self._wrap()
-        else:
-            self._watch = ImportWatch(_MODULE, self._wrap)
-            self._watch.start()
-
-    def close(self) -> None:
-        """Leave torch as it was."""
-        if self._watch is not None:
-            self._watch.stop()
-        while self._undo:
-            self._undo.pop()()
-
-    def _wrap(self) -> None:
-        owner = sys.modules[_MODULE].Distribution
+    def wrap(self, module: ModuleType) -> None:
+        """Every distribution asks in these methods."""
         for name in _CHECKS:
-            original = getattr(owner, name)
-            setattr(owner, name, self._answering_yes(original))
-            self._undo.append(partial(setattr, owner, name, original))
+            self.wrap_function(module.Distribution, name, self._answering_yes)
 
     def _answering_yes(self, original: Callable[..., Any]) -> Callable[..., Any]:
         answers = (ctypes.c_uint64 * _MOST)(*[1] * _MOST)

@@ -10,9 +10,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import FrameType
 
+from memprof.cpython.signal_errors import covers_entry, is_of_signal, raised_at_death
 from memprof.dry_run.asking import frame_of_the_program
-from memprof.dry_run.library import ESTIMATE, NOT_COUNTED, Library
+from memprof.dry_run.library import ESTIMATE, NOT_COUNTED, NOT_LISTED, Library
 from memprof.units import format_bytes, format_count
 
 __all__ = ["Estimate", "Estimates"]
@@ -64,8 +66,18 @@ class Estimates:
         """Listen no more."""
         self._library.listen_to_estimates(None)
 
-    def _on_request(self, what: bytes, nbytes: int, is_known: int) -> None:
-        frame = frame_of_the_program(sys._getframe().f_back)
+    @covers_entry
+    def _on_request(self, what: bytes, nbytes: int, is_known: int) -> object:
+        try:
+            self._note(what, nbytes, is_known, sys._getframe().f_back)
+        except BaseException as error:  # C ignores it
+            if is_of_signal(error):
+                return raised_at_death(error)
+            raise
+        return None
+
+    def _note(self, what: bytes, nbytes: int, is_known: int, caller: FrameType | None) -> None:
+        frame = frame_of_the_program(caller)
         where = ""
         if frame is not None:
             where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
@@ -92,4 +104,4 @@ class Estimates:
         more = len(largest_first) - _MOST_LISTED
         if more > 0:
             sizes = "size is" if more == 1 else "sizes are"
-            yield f"{format_count(more)} more {sizes} estimated or not known"
+            yield f"{format_count(more)} more {sizes} {NOT_LISTED}"

@@ -11,50 +11,33 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import wraps
+from types import ModuleType
 from typing import Any
 
-from memprof.cpython.import_hook import ImportWatch
+from memprof.dry_run.wrapped_module import WrappedModule
 
 __all__ = ["GenerationLimit"]
 
 _CRITERIA = "transformers.generation.stopping_criteria"
-_LOOP = "transformers.generation.utils"
 
 
-class GenerationLimit:
+class GenerationLimit(WrappedModule):
     """Watches the limit of length of each thread's generation while it is open."""
 
+    name = "transformers.generation.utils"
+
     def __init__(self) -> None:
+        """No thread has reached a limit yet."""
+        super().__init__()
         self._limit_state = threading.local()
-        self._watch: ImportWatch | None = None
-        self._undo: list[Callable[[], None]] = []
 
-    def open(self) -> None:
-        """Begin, now or when `transformers` generates for the first time."""
-        if _LOOP in sys.modules:
-            self._wrap()
-        else:
-            self._watch = ImportWatch(_LOOP, self._wrap)
-            self._watch.start()
-
-    def close(self) -> None:
-        """Leave `transformers` as it was."""
-        if self._watch is not None:
-            self._watch.stop()
-        while self._undo:
-            self._undo.pop()()
-
-    def _wrap(self) -> None:
+    def wrap(self, module: ModuleType) -> None:
+        """The loop and its criterion; a `transformers` of another form is left alone."""
         criterion = getattr(sys.modules.get(_CRITERIA), "MaxLengthCriteria", None)
-        loop = getattr(sys.modules[_LOOP], "GenerationMixin", None)
+        loop = getattr(module, "GenerationMixin", None)
         if criterion is not None and hasattr(loop, "_has_unfinished_sequences"):
-            self._wrap_function(criterion, "__call__", self._noting_the_limit)
-            self._wrap_function(loop, "_has_unfinished_sequences", self._ending_at_the_limit)
-
-    def _wrap_function(self, owner: Any, name: str, wrapped: Callable[[Any], Any]) -> None:
-        original = getattr(owner, name)
-        setattr(owner, name, wrapped(original))
-        self._undo.append(lambda: setattr(owner, name, original))
+            self.wrap_function(criterion, "__call__", self._noting_the_limit)
+            self.wrap_function(loop, "_has_unfinished_sequences", self._ending_at_the_limit)
 
     def _noting_the_limit(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)

@@ -6,15 +6,16 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 
-from memprof.dry_run.prototypes import HANDS_OUT_SIZES
 from memprof.units import format_bytes
 
-__all__ = ["ESTIMATE", "MOST_GPUS", "NOT_COUNTED", "Library", "Source"]
+__all__ = ["ESTIMATE", "MOST_GPUS", "NOT_COUNTED", "NOT_LISTED", "Library", "Source"]
 
 ESTIMATE = "estimate: "
 """How a sentence about a size begins that is estimated."""
 NOT_COUNTED = "counted as 0 bytes"
 """What a sentence says of a size that is not known."""
+NOT_LISTED = "estimated or not known"
+"""How the sentence ends that counts the sizes which have none of their own."""
 
 MOST_GPUS = 16
 """As many as the library keeps room for (``MOST_DEVICES``)."""
@@ -45,7 +46,7 @@ class Library:
         if not hasattr(self._library, "memprof_dry_run_listen"):
             raise OSError("the library of dry runs is not loaded")
 
-    def listen(self, function: Callable[[int, int], None] | None) -> None:
+    def listen(self, function: Callable[[int, int], object] | None) -> None:
         """Have ``function(bytes, source)`` called for each reading of values, or nothing.
 
         ``source`` is the number of a `Source`.
@@ -55,8 +56,8 @@ class Library:
         self._library.memprof_dry_run_listen(listener)
         self._listeners.append(listener)
 
-    def listen_to_estimates(self, function: Callable[[bytes, int, int], None] | None) -> None:
-        """Have ``function(what, bytes, known)`` called for each size that cuDNN did not say.
+    def listen_to_estimates(self, function: Callable[[bytes, int, int], object] | None) -> None:
+        """Have ``function(what, bytes, known)`` called for each size that no library said.
 
         ``known`` is 0 where there is not even an estimate, and ``bytes`` then too.
         """
@@ -82,18 +83,8 @@ class Library:
         return {device: nbytes for device, nbytes in nbytes_of.items() if nbytes}
 
     @property
-    def functions_called(self) -> Iterator[str]:
-        """The functions that were called and have no code here."""
-        name_of = self._library.memprof_dry_run_called
-        name_of.restype = ctypes.c_char_p
-        for number in range(self._library.memprof_dry_run_functions()):
-            name = name_of(number)
-            if name:
-                yield name.decode("ascii")
-
-    @property
     def functions_refused(self) -> Iterator[str]:
-        """Those of them that answered that they are not there."""
+        """The functions that were called, have no code here, and answered that."""
         name_of = self._library.memprof_dry_run_called
         name_of.restype = ctypes.c_char_p
         for number in range(self._library.memprof_dry_run_functions()):
@@ -112,6 +103,3 @@ class Library:
         refused = list(self.functions_refused)
         if refused:
             yield f"these are not stood in for, and answered that: {', '.join(refused)}"
-        unknown = [name for name in self.functions_called if HANDS_OUT_SIZES.match(name)]
-        if unknown:
-            yield f"workspaces of these are {NOT_COUNTED}: {', '.join(unknown)}"

@@ -12,7 +12,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import FrameType
 
+from memprof.cpython.signal_errors import covers_entry, is_of_signal, raised_at_death
 from memprof.dry_run.asking import frame_of_the_program
 from memprof.dry_run.library import Library, Source
 from memprof.units import format_bytes, format_count
@@ -70,8 +72,17 @@ class ValuesRead:
         """Listen no more."""
         self._library.listen(None)
 
-    def _on_read(self, nbytes: int, source_number: int) -> None:
-        source, caller = Source(source_number), sys._getframe().f_back
+    @covers_entry
+    def _on_read(self, nbytes: int, source_number: int) -> object:
+        try:
+            self._note(nbytes, Source(source_number), sys._getframe().f_back)
+        except BaseException as error:  # C ignores it
+            if is_of_signal(error):
+                return raised_at_death(error)
+            raise
+        return None
+
+    def _note(self, nbytes: int, source: Source, caller: FrameType | None) -> None:
         frame = frame_of_the_program(caller)
         if frame is not None:
             key, function = (frame.f_code.co_filename, frame.f_lineno), frame.f_code.co_name

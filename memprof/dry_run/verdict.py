@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memprof.dry_run.library import ESTIMATE, NOT_COUNTED
+from memprof.dry_run.library import ESTIMATE, NOT_COUNTED, NOT_LISTED
 from memprof.report.device_summary import DeviceFigures, PeakMoment
 from memprof.report.summary import Summary
 from memprof.run import Run
@@ -44,6 +44,8 @@ class CardVerdict:
     phase: str
     module: str
     line: str
+    backward_of: str = ""
+    """In a backward pass the forward line whose operator it was, in words; empty elsewhere."""
 
     def __str__(self) -> str:
         """The answer in a line."""
@@ -64,8 +66,10 @@ class CardVerdict:
     def where(self) -> str:
         """When the peak of allocated bytes was, in words."""
         parts = [f"step {self.step}"] if self.step >= 0 else []
-        parts += [self.phase] if self.phase not in ("", "unknown", "other") else []
+        is_told = self.phase not in ("", "unknown", "other") and not self.backward_of
+        parts += [self.phase] if is_told else []
         line = self.line if self.line != NO_STACK else ""  # as in a backward pass
+        line = self.backward_of or line
         parts += [part for part in (self.module, line) if part]
         return ", ".join(parts)
 
@@ -83,6 +87,7 @@ def how_sure(run: Run) -> str:
         for number, kind in ((estimated, "estimated"), (uncounted, "not counted"))
         if number
     ]
+    parts += [f"{one.split()[0]} more" for one in messages if one.endswith(NOT_LISTED)]
     return f"workspaces of libraries: {', '.join(parts)} (see Not seen)" if parts else ""
 
 
@@ -121,4 +126,5 @@ def _fit(
         phase=peak.phase if peak else "",
         module=peak.module if peak else "",
         line=peak.site if peak else "",
+        backward_of=peak.backward_of if peak else "",
     )

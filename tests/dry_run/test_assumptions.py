@@ -105,7 +105,19 @@ def test_several_are_read_from_one_text_and_from_many():
     assert not Assumptions.of([""])
 
 
-@pytest.mark.parametrize("text", ["nonzero=1.5", "nonzero", "bool=maybe", "item=x", "sort=0.5"])
-def test_what_is_not_understood_is_refused(text):
-    with pytest.raises(SettingsError, match=f"--assume {text} is not understood"):
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("nonzero=1.5", "a share lies between 0 and 1"),
+        ("nonzero", "'' is no finite number"),
+        ("bool=maybe", "'maybe' is neither true nor false"),
+        ("item=x", "'x' is no finite number"),
+        ("item=inf", "'inf' is no finite number"),
+        ("sort=0.5", "there is no kind 'sort'"),
+    ],
+)
+def test_what_cannot_be_assumed_is_refused_with_the_reason(text, why):
+    with pytest.raises(SettingsError) as refused:
         Assumptions.of([text])
+    assert refused.value.message == f"--assume {text}: {why}"
+    assert "nonzero=SHARE" in refused.value.hint

@@ -59,7 +59,7 @@ def test_the_run_file_says_that_it_was_no_card(dry_run, folder):
     assert header.dry_run.card == card.name
     assert header.dry_run.total_bytes == card.total_bytes
     assert header.dry_run.capability == "7.5"
-    first, *_ = done.stdout[done.stdout.index("fits:") :].splitlines()
+    first, *_ = done.stdout[done.stdout.index("\nfits:") + 1 :].splitlines()
     assert first.endswith("of 14.6 GiB left")
     assert "dry run for Tesla T4: no kernel ran" in done.stdout
 
@@ -108,6 +108,7 @@ def test_the_status_of_the_program_is_that_of_the_command(dry_run, folder):
     )
     done = dry_run("--gpu", "t4", "-o", "run.json", "fail.py", cwd=folder)
     assert done.returncode == 7
+    assert "the program failed; until then it fits: 512 B allocated" in done.stdout
 
 
 def test_a_module_runs_as_python_would_run_it(dry_run, folder):

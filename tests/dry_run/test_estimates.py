@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import json
+import re
 import threading
 from collections.abc import Callable
 
 import pytest
 
 from memprof.dry_run.estimates import Estimates
+from memprof.dry_run.verdict import how_sure
+from memprof.loading import load
+from memprof.records import Note
+from memprof.testing import TraceBuilder, write_run
 
 MIB = 1 << 20
 
@@ -72,6 +78,42 @@ def test_the_largest_come_first_and_the_rest_are_counted(library, estimates):
     assert rest == "3 more sizes are estimated or not known"
 
 
+def test_the_answer_counts_also_what_is_not_listed(library, estimates, tmp_path):
+    for number in range(18):
+        library.listener(f"kind {number}".encode(), MIB, 1)
+    for number in range(5):
+        library.listener(f"another {number}".encode(), 0, 0)
+    notes = [Note("dry run", sentence) for sentence in estimates.sentences()]
+    run = load(write_run(tmp_path / "run.json", TraceBuilder().build(), more=notes))
+    assert how_sure(run) == (
+        "workspaces of libraries: 18 estimated, 2 not counted, 3 more (see Not seen)"
+    )
+
+
 def test_nothing_is_listened_to_after_the_end(library, estimates):
     estimates.close()
     assert library.listener is None
+
+
+SOLVERS = """\
+import torch
+
+x = torch.rand(8, 8, device="cuda")
+torch.fft.fft(x)
+torch.linalg.cholesky(x)
+torch.sparse.mm(torch.eye(8).to_sparse_csr().cuda(), x)
+"""
+
+
+def test_what_solvers_and_transforms_take_is_named_by_its_line(dry_run, tmp_path):
+    (tmp_path / "solvers.py").write_text(SOLVERS)
+    done = dry_run("--gpu", "a100-80gb", "--json", "solvers.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    sentence = re.compile(
+        r"dry run: workspace of (cufft|cusolver|cusparse)\w+ is not known and counted as 0 bytes: "
+        r"asked (?:once|\d+ times), .*solvers\.py:(\d) in <module>"
+    )
+    named = {found.groups() for line in answer["not_seen"] if (found := sentence.fullmatch(line))}
+    assert named == {("cufft", "4"), ("cusolver", "5"), ("cusparse", "6")}
+    assert re.match(r"workspaces of libraries: \d not counted", answer["workspaces"])

@@ -112,6 +112,7 @@ INTERNAL extern const Answer answers[];
 INTERNAL extern const size_t answers_made;
 INTERNAL extern unsigned char answers_called[];
 INTERNAL long answer(unsigned number);
+INTERNAL long answer_without_size(unsigned number);
 /* A line for the user. */
 INTERNAL void say(const char *text);
 
