@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ENVIRONMENT", "FOREIGN", "ROOT", "TRAINING", "Job", "changes", "until"]
+from memprof.attach.processes import read_process
+from memprof.attach.recordings import status
 
+__all__ = ["BY_HAND", "ENVIRONMENT", "FOREIGN", "ROOT", "TRAINING", "Job", "changes", "until"]
+
+_LIMIT_S = 120
+"""What is waited for a training to begin or to end."""
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {
     **{n: v for n, v in os.environ.items() if not n.startswith(("MEMPROF", "PYTHON"))},
@@ -78,12 +85,33 @@ before = present()
 print("ready", flush=True)
 while len(losses) < limit if limit else not stop.exists():
     step()
-    time.sleep(0.001)
+    time.sleep(0.001 if limit else 0.005)  # else it would make steps for nothing while a test waits
 after = present()
 gc.collect()
 ours = [type(o).__name__ for o in gc.get_objects() if str(type(o).__module__).startswith("memprof.")]
 print(json.dumps({"ours": ours, "before": before, "after": after, "losses": [x.hex() for x in losses]}))
 """
+
+BY_HAND = re.sub(r"torch\.optim\.\w+(?=\()", "Descent", TRAINING).replace(
+    "\nmodel = ",
+    """
+class Descent:
+    def __init__(self, parameters, *_, **__):
+        self.parameters = list(parameters)
+
+    def step(self):
+        with torch.no_grad():
+            for one in self.parameters:
+                one -= 0.01 * one.grad
+
+    def zero_grad(self):
+        for one in self.parameters:
+            one.grad = None
+
+model = """,
+)
+"""The same without an optimizer of torch's, whose first one imports as much again as torch does: for
+tests of how a job is entered and left. No steps are counted in it."""
 
 
 class Job:
@@ -109,7 +137,11 @@ class Job:
         )
         self.pid = self._running.pid
         assert self._running.stdout is not None
+        limit = threading.Timer(_LIMIT_S, self._running.kill)
+        limit.start()
         assert self._running.stdout.readline() == "ready\n", self._running.communicate()[1]
+        limit.cancel()
+        self._threads = self._running_threads()
 
     def __enter__(self) -> Job:  # noqa: PYI034 - no Self in Python 3.10
         return self
@@ -121,14 +153,22 @@ class Job:
     def runs(self) -> bool:
         return self._running.poll() is None
 
+    def await_leave(self) -> None:
+        """Wait until what was entered has left: the thread that answers ends after its answer."""
+        until(lambda: status(read_process(self.pid)) == "", "the socket's end")
+        until(lambda: self._running_threads() <= self._threads, "the end of its thread")
+
+    def _running_threads(self) -> int:
+        return len(list(Path(f"/proc/{self.pid}/task").iterdir()))
+
     def send(self, signal: int) -> None:
         self._running.send_signal(signal)
 
     def kill(self) -> None:
         self._running.kill()
-        self._running.communicate()
+        self._running.communicate(timeout=_LIMIT_S)
 
-    def end(self, timeout_s: float = 120) -> dict[str, Any]:
+    def end(self, timeout_s: float = _LIMIT_S) -> dict[str, Any]:
         """Let it end by itself; what it says of itself. It printed nothing else, and no error."""
         self._stop.touch()
         out, err = self._running.communicate(timeout=timeout_s)
@@ -138,7 +178,7 @@ class Job:
     def release(self) -> str:
         """Let a script go on that waits at the pipe of its first argument; all that it prints."""
         self._stop.write_text("go on")
-        out, err = self._running.communicate(timeout=120)
+        out, err = self._running.communicate(timeout=_LIMIT_S)
         assert (self._running.returncode, err) == (0, "")
         return out
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,13 +20,14 @@ pytest.importorskip("torch", reason="there is nothing to record without torch")
 
 from memprof import load
 from memprof.attach import debugger, enter, remote_exec
-from memprof.attach.checks import check_may_trace
+from memprof.attach.checks import check_may_trace, lent_packages
 from memprof.attach.debugger import PAGE_BYTES, free_page, inject
-from memprof.attach.processes import read_process
+from memprof.attach.processes import Process, read_process
 from memprof.attach.recordings import begin, end, status
 from memprof.attach.remote_exec import OLDEST
 from memprof.errors import MemprofError, MissingError
-from tests.attach.jobs import FOREIGN, TRAINING, Job, changes, until
+from memprof.version import __version__
+from tests.attach.jobs import BY_HAND, FOREIGN, TRAINING, Job, changes, until
 
 BUSY = """
 import os, sys, threading, time
@@ -76,7 +80,7 @@ def test_a_process_that_never_heard_of_memprof_is_recorded_and_left_as_it_was(
             begin(one.pid, {"path": str(path)}, inject=True, timeout_s=120)
             until(lambda: path.exists() and load(path).device("cpu") is not None, "a device", 120)
             assert end(one.pid, timeout_s=120) == str(path)
-            until(lambda: status(read_process(one.pid)) == "", "the socket's end")
+            one.await_leave()
         assert [is_mapped(one.pid, page) for page in pages] == [False, False]
         told = one.end()
     assert changes(told) == {}
@@ -111,7 +115,7 @@ def test_a_function_that_does_not_come_back_leaves_the_process_as_it_was(
 
     monkeypatch.setattr(debugger, "addresses", with_pause)
     monkeypatch.setattr(debugger, "CALL_S", 5.0)
-    with Job(tmp_path, "-S", environment=FOREIGN) as one:
+    with Job(tmp_path, "-S", script=BY_HAND, environment=FOREIGN) as one:
         process = read_process(one.pid)
         with pytest.raises(MissingError, match="gdb could not inject the call"):
             inject(process, "pass", free_page(process), tmp_path)
@@ -222,7 +226,7 @@ def test_python_s_own_door_is_gone_through_and_nothing_is_left(tmp_path):
             begin(one.pid, {"path": str(path)}, timeout_s=120)
             until(lambda: path.exists() and load(path).device("cpu") is not None, "a device", 120)
             assert end(one.pid, timeout_s=120) == str(path)
-            until(lambda: status(read_process(one.pid)) == "", "the socket's end")
+            one.await_leave()
         told = one.end()
     assert changes(told) == {}
     assert load(path).footer.status == "ok"
@@ -246,7 +250,7 @@ def test_a_file_that_python_has_not_run_in_time_is_withdrawn(tmp_path):
 def test_a_process_that_has_shut_its_door_is_refused_with_the_hint(tmp_path, how):
     words = ("-X", "disable-remote-debug") if how == "option" else ()
     shut = {"PYTHON_DISABLE_REMOTE_DEBUG": "1"} if how == "variable" else {}
-    with Job(tmp_path, "-S", *words, environment={**FOREIGN, **shut}) as one:
+    with Job(tmp_path, "-S", *words, script=BY_HAND, environment={**FOREIGN, **shut}) as one:
         with pytest.raises(MissingError, match=r"sys\.remote_exec refuses process") as refused:
             begin(one.pid, {"path": str(tmp_path / "run.json")})
         assert "disable-remote-debug" in refused.value.hint
@@ -257,29 +261,40 @@ def test_a_process_that_has_shut_its_door_is_refused_with_the_hint(tmp_path, how
 RUNS_FILES = """
 import os, signal, sys, pathlib
 box = pathlib.Path(sys.argv[1] + ".box")
+box.mkdir()
 def run(*_):
-    exec(compile(box.read_text(), "command", "exec"), {})
+    for file in sorted(box.glob("*.py")):
+        try:
+            text = file.rename(file.with_suffix(".taken")).read_text()
+        except FileNotFoundError:  # of two signals in a row the other has run it
+            continue
+        exec(compile(text, "command", "exec"), {})
 signal.signal(signal.SIGUSR1, run)
 """
-"""A program that runs a file in a namespace of its own when it is told to, as 3.14 does."""
+"""A program that runs files in a namespace of their own when it is told to, as 3.14 does."""
+
+
+def have_run(process: Process, script: Path) -> None:
+    """Have such a program run a file; several wait for one another, as signals do not."""
+    words = Path("/proc", str(process.pid), "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    name = f"{time.monotonic_ns()}-{threading.get_ident()}"
+    written = Path(words[-2].decode() + ".box", f"{name}.written")
+    written.write_text(script.read_text())
+    written.rename(written.with_suffix(".py"))
+    os.kill(process.pid, signal.SIGUSR1)
 
 
 def test_the_file_that_314_is_given_opens_the_socket_and_leaves_no_name(tmp_path, monkeypatch):
     """The way is 3.14's but for who delivers the file. Of what is found the program prints nothing."""
     path = tmp_path / "run.json"
     with Job(tmp_path, "-S", script=RUNS_FILES + LEAKING, environment=FOREIGN) as one:
-        box = box_of(one.pid)
-
-        def deliver(_process, script):
-            box.write_text(script.read_text())
-            one.send(signal.SIGUSR1)
-
-        monkeypatch.setattr(enter, "run_script", deliver)
+        monkeypatch.setattr(enter, "run_script", have_run)
         monkeypatch.setattr(enter, "OLDEST", (3, 10))
         begin(one.pid, {"path": str(path)}, timeout_s=120)
         assert status(read_process(one.pid)) == str(path)
         until(lambda: load(path).findings, "a finding", 120)
         end(one.pid, timeout_s=120)
+        one.await_leave()
         told = one.end()
     assert changes(told) == {}
 
@@ -291,8 +306,7 @@ def entered(tmp_path, monkeypatch):
 
     def deliver(process, script):
         delivered.append(process.pid)
-        box_of(process.pid).write_text(script.read_text())
-        os.kill(process.pid, signal.SIGUSR1)
+        have_run(process, script)
 
     monkeypatch.setattr(enter, "run_script", deliver)
     monkeypatch.setattr(enter, "OLDEST", (3, 10))
@@ -301,7 +315,7 @@ def entered(tmp_path, monkeypatch):
 
 def test_a_process_that_stays_is_not_entered_again(tmp_path, entered):
     path = str(tmp_path / "run.json")
-    with Job(tmp_path, "-S", script=RUNS_FILES + TRAINING, environment=FOREIGN) as one:
+    with Job(tmp_path, "-S", script=RUNS_FILES + BY_HAND, environment=FOREIGN) as one:
         process = read_process(one.pid)
         begin(one.pid, {"path": path}, timeout_s=120)
         assert end(one.pid, stay=True, timeout_s=120) == path
@@ -309,7 +323,7 @@ def test_a_process_that_stays_is_not_entered_again(tmp_path, entered):
         begin(one.pid, {"path": path}, timeout_s=120)
         assert status(process) == path
         end(one.pid, timeout_s=120)
-        until(lambda: status(process) == "", "the socket's end")
+        one.await_leave()
         assert entered == [one.pid]
         told = one.end()
     assert changes(told) == {}
@@ -324,7 +338,7 @@ def test_of_two_who_attach_at_once_one_is_told_of_the_other(tmp_path, entered):
         except MemprofError as error:
             return error.message
 
-    with Job(tmp_path, "-S", script=RUNS_FILES + TRAINING, environment=FOREIGN) as one:
+    with Job(tmp_path, "-S", script=RUNS_FILES + BY_HAND, environment=FOREIGN) as one:
         with ThreadPoolExecutor(2) as pool:
             answers = list(pool.map(attach, paths))
         recorded = [path for path in answers if path in paths]
@@ -332,21 +346,71 @@ def test_of_two_who_attach_at_once_one_is_told_of_the_other(tmp_path, entered):
         told_of = f"recorded already, into {recorded[0]}", "another memprof attach is just going in"
         assert any(words in refusal for words in told_of)
         assert end(one.pid, timeout_s=120) == recorded[0]
+        one.await_leave()
         told = one.end()
     assert changes(told) == {}
     assert sorted(str(p) for p in tmp_path.glob("*.json")) == recorded
 
 
+ENTERED_AGAIN = """
+import json, pathlib, sys, threading
+entry, folder, moment = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
+lent, version = json.loads(sys.argv[4])
+answers = {}
+
+def enter(name):
+    request = folder / name
+    request.write_text(json.dumps({"lent": dict(lent), "version": version}))
+    exec(compile(entry.read_text(), "entry.py", "exec"),
+         {"__name__": "memprof attach", "request": str(request)})
+    answers[name] = json.loads(pathlib.Path(f"{request}.result").read_text())
+
+def at_the_moment(event, arguments):
+    name = arguments[0].co_filename if event == "exec" else event
+    if name.endswith(moment) and "second" not in answers:
+        answers["second"] = {}
+        enter("second")
+
+finders = list(sys.meta_path)
+sys.addaudithook(at_the_moment)
+enter("first")
+threads = [thread.name for thread in threading.enumerate()]
+sys.modules["memprof.record.standby"].standing_by().close()
+print(json.dumps([answers, threads, sys.meta_path == finders, threading.active_count()]))
+"""
+"""What enters is entered itself, at one moment, as happens to the handler of a signal."""
+
+
+@pytest.mark.parametrize(
+    "moment",
+    ["memprof/__init__.py", "memprof/record/standby.py", "socket.bind"],
+)
+def test_a_process_that_is_entered_in_the_midst_of_entering_has_one_socket(tmp_path, moment):
+    lent = lent_packages(read_process(int(Path("/proc/self").readlink().name)))
+    entry = Path(enter.__file__).with_name("entry.py")
+    words = [entry, tmp_path, moment, json.dumps([lent, __version__])]
+    answers, threads, is_as_before, left = json.loads(
+        subprocess.run(
+            [sys.executable, "-S", "-c", ENTERED_AGAIN, *words],
+            env=FOREIGN,
+            capture_output=True,
+            check=True,
+            timeout=60,
+        ).stdout
+    )
+    assert "another memprof attach is just going in" in answers["second"]["error"]
+    assert Path(answers["first"]["socket"]).suffix == ".sock"
+    assert threads.count("memprof standby") == 1
+    assert (is_as_before, left) == (True, 1)
+
+
 def test_a_program_that_records_itself_is_left_as_it_was(tmp_path, entered):
     """It stood not by before, and does not do so after the refusal."""
     own = "import memprof; memprof.start('own.json')\n"
-    with Job(tmp_path, script=RUNS_FILES + own + TRAINING) as one:
-        tasks = Path(f"/proc/{one.pid}/task")
-        before = len(list(tasks.iterdir()))
+    with Job(tmp_path, script=RUNS_FILES + own + BY_HAND) as one:
         with pytest.raises(MemprofError, match=r"recorded already, into .*own\.json"):
             begin(one.pid, {"path": str(tmp_path / "run.json")}, timeout_s=120)
-        until(lambda: status(read_process(one.pid)) == "", "the socket's end")
-        until(lambda: len(list(tasks.iterdir())) <= before, "the end of its thread")
+        one.await_leave()
         assert entered == [one.pid]
         told = one.end()
     assert changes(told) == {}
@@ -358,14 +422,9 @@ def test_a_file_that_has_not_run_in_time_is_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr(enter, "run_script", lambda _, script: given.append(script))
     monkeypatch.setattr(enter, "replace_script", lambda _: replaced.append(given[0].exists()))
     monkeypatch.setattr(enter, "OLDEST", (3, 10))
-    with Job(tmp_path, "-S", environment=FOREIGN) as one:
+    with Job(tmp_path, "-S", script=BY_HAND, environment=FOREIGN) as one:
         check_may_trace(read_process(one.pid))
         with pytest.raises(MemprofError, match=r"has run no Python for 0\.2 s"):
             begin(one.pid, {"path": str(tmp_path / "run.json")}, timeout_s=0.2)
     assert replaced == [True]
     assert not given[0].parent.exists()
-
-
-def box_of(pid: int) -> Path:
-    words = Path("/proc", str(pid), "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-    return Path(words[-2].decode() + ".box")

@@ -20,7 +20,7 @@ from memprof.attach.recordings import begin, end, status
 from memprof.errors import MemprofError, MissingError
 from memprof.record.tracker import active
 from memprof.trace import Category
-from tests.attach.jobs import ENVIRONMENT, TRAINING, Job, changes, until
+from tests.attach.jobs import BY_HAND, ENVIRONMENT, TRAINING, Job, changes, until
 
 STANDBY = f"import memprof; memprof.start(standby=True)\n{TRAINING}"
 ASLEEP = """
@@ -139,7 +139,7 @@ def test_what_the_process_cannot_do_is_said_here(job, tmp_path):
 
 
 def test_a_recording_of_the_program_s_own_is_left_alone(tmp_path):
-    own = "import memprof; memprof.start(standby=True)\nmemprof.start('own.json')\n" + TRAINING
+    own = "import memprof; memprof.start(standby=True)\nmemprof.start('own.json')\n" + BY_HAND
     with Job(tmp_path, script=own) as one:
         with pytest.raises(MemprofError, match=r"recorded already, into .*own\.json"):
             begin(one.pid, {"path": str(tmp_path / "run.json")})

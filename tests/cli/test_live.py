@@ -89,8 +89,10 @@ def test_a_file_without_a_record_is_waited_for(tmp_path):
 
     async def play(screen, pilot):
         await until(pilot, lambda: "waiting for its first record" in text(screen, "head"))
+        assert "late.py" not in text(screen, "head")
         writer = RunWriter(path, header(argv=["late.py"]))
         await until(pilot, lambda: "late.py" in text(screen, "head"))
+        assert "waiting for its first record" not in text(screen, "head")
         writer.close()
 
     watched(path, play)

@@ -34,6 +34,7 @@ class Browser:
         self.complaints: list[str] = []
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self._number, self._buffer, self._session = 0, b"", ""
+        self._looked_at: Path | None = None
         self._process, self._write, self._read = self._launch(program)
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         attached = self.send("Target.attachToTarget", targetId=target, flatten=True)
@@ -101,14 +102,20 @@ class Browser:
             if not url.startswith(("file:", "data:", "blob:", "about:")):
                 self.complaints.append(f"asked the network for {url[:200]}")
 
-    def open(self, path: Path) -> None:
-        """Load a file from disk and wait until its charts are drawn."""
+    def open(self, path: Path, *, only_look: bool = False) -> None:
+        """Load a file from disk and wait until its charts are drawn; ``only_look``: see `look`."""
+        self._looked_at = path if only_look else None
         self.send("Page.navigate", url=path.resolve().as_uri())
         end = time.monotonic() + 300
         while self.run("document.documentElement?.dataset.drawn || ''") == "":
             if time.monotonic() > end:
                 raise RuntimeError(f"the page was not drawn: {self.complaints}")
             time.sleep(0.05)
+
+    def look(self, path: Path) -> None:
+        """Show a page that is not touched: it is loaded where the last test did not only look at it."""
+        if self._looked_at != path:
+            self.open(path, only_look=True)
 
     def run(self, script: str) -> Any:
         """The value of a JavaScript expression, awaited if it is a promise."""
@@ -131,12 +138,14 @@ class Browser:
 
     def pointer(self, x: float, y: float, *, click: bool = False) -> None:
         """Move the mouse, and press its button."""
+        self._looked_at = None
         for kind in ("mouseMoved", *(("mousePressed", "mouseReleased") if click else ())):
             more = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
 
     def drag(self, start: tuple[float, float], end: tuple[float, float]) -> None:
         """Press at one place, move, and let go at another."""
+        self._looked_at = None
         mouse = "Input.dispatchMouseEvent"
         held = {"button": "left", "buttons": 1, "clickCount": 1}
         self.send(mouse, type="mouseMoved", x=start[0], y=start[1])

@@ -64,8 +64,24 @@ def scroll_to(browser: Browser, figure: str) -> None:
     )
 
 
-def test_it_opens_from_disk_with_every_chart_and_no_complaint(browser: Browser, tmp_path: Path):
-    browser.open(write([recorded(tmp_path)], tmp_path / "page.html"))
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of the small recording."""
+    folder = tmp_path_factory.mktemp("plain")
+    return write([recorded(folder)], folder / "page.html")
+
+
+@pytest.fixture(scope="module")
+def with_finding(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of the small recording, with a leak."""
+    folder = tmp_path_factory.mktemp("with_finding")
+    examination = examine(recorded(folder))
+    report = RunReport(examination, summarize(examination, [leak()]), [leak()])
+    return write([report], folder / "page.html")
+
+
+def test_it_opens_from_disk_with_every_chart_and_no_complaint(browser: Browser, plain: Path):
+    browser.open(plain, only_look=True)
     drawn = browser.run(
         "[...document.querySelectorAll('.figure .chart')].map(c => c.data.length > 0)"
     )
@@ -74,9 +90,11 @@ def test_it_opens_from_disk_with_every_chart_and_no_complaint(browser: Browser, 
     assert browser.complaints == []
 
 
-def test_the_marks_on_the_time_axis_are_where_the_steps_were(browser: Browser, tmp_path: Path):
+def test_the_marks_on_the_time_axis_are_where_the_steps_were(
+    browser: Browser, plain: Path, tmp_path: Path
+):
     run = recorded(tmp_path)
-    browser.open(write([run], tmp_path / "page.html"))
+    browser.look(plain)
     marks = browser.run(f"{CHART}.layout.shapes.filter(s => s.name).map(s => [s.name, s.x0, s.x1])")
     ends_ms = ((run.devices[0].steps.end_us - START_US) / 1000).tolist()
     assert marks == [
@@ -86,10 +104,10 @@ def test_the_marks_on_the_time_axis_are_where_the_steps_were(browser: Browser, t
 
 
 def test_on_the_event_axis_they_are_at_the_last_event_of_each_step(
-    browser: Browser, tmp_path: Path
+    browser: Browser, plain: Path, tmp_path: Path
 ):
     run = recorded(tmp_path)
-    browser.open(write([run], tmp_path / "page.html"))
+    browser.open(plain)
     press(browser, "memory", "Event")
     trace = run.devices[0].windows[0]
     labels = [trace.label(int(i)).step for i in trace.events.label]
@@ -97,15 +115,15 @@ def test_on_the_event_axis_they_are_at_the_last_event_of_each_step(
     assert marks == [max(i for i, s in enumerate(labels) if s == n) + 1 for n in range(STEPS)]
 
 
-def test_bytes_are_written_as_on_the_command_line(browser: Browser, tmp_path: Path):
+def test_bytes_are_written_as_on_the_command_line(browser: Browser, plain: Path):
     # Ties in the last digit that is shown, which binary units have many of, and their neighbours.
     sizes = [2**20 // 8 * n for n in (*range(1, 90), 730, 2660, 2676)] + [999, 1000, 1023 * 1024]
-    browser.open(write([recorded(tmp_path)], tmp_path / "page.html"))
+    browser.look(plain)
     assert browser.run(f"{sizes}.map(formatBytes)") == [format_bytes(size) for size in sizes]
 
 
-def test_switching_groups_redraws_the_same_bytes(browser: Browser, tmp_path: Path):
-    browser.open(write([recorded(tmp_path)], tmp_path / "page.html"))
+def test_switching_groups_redraws_the_same_bytes(browser: Browser, plain: Path):
+    browser.open(plain)
     highest = f"{CHART}.data.filter(t => t.stackgroup).map(t => Math.max(...t.y))"
     assert names(browser) == ["parameter", "gradient", "activation", "temporary"]
     assert browser.run(highest) == [4 * MIB, 4 * MIB, 6 * MIB, 2 * MIB]
@@ -122,8 +140,8 @@ def test_switching_groups_redraws_the_same_bytes(browser: Browser, tmp_path: Pat
     assert browser.complaints == []
 
 
-def test_a_layer_is_hidden_by_its_name_in_the_legend(browser: Browser, tmp_path: Path):
-    browser.open(write([recorded(tmp_path)], tmp_path / "page.html"))
+def test_a_layer_is_hidden_by_its_name_in_the_legend(browser: Browser, plain: Path):
+    browser.open(plain)
     browser.run(
         "[...document.querySelectorAll('#memory .legend button')].find(b => b.textContent.startsWith('activation')).click()"
     )
@@ -131,10 +149,8 @@ def test_a_layer_is_hidden_by_its_name_in_the_legend(browser: Browser, tmp_path:
     assert hidden == ["activation"]
 
 
-def test_the_pointer_shows_bytes_step_and_site_and_a_click_the_stack(
-    browser: Browser, tmp_path: Path
-):
-    browser.open(write([recorded(tmp_path)], tmp_path / "page.html"))
+def test_the_pointer_shows_bytes_step_and_site_and_a_click_the_stack(browser: Browser, plain: Path):
+    browser.open(plain)
     scroll_to(browser, "memory")
     x, y = place(browser, 0.12, 4 * MIB)
     browser.pointer(x - 2, y)
@@ -174,8 +190,8 @@ def test_between_windows_the_pointer_tells_the_counters_of_the_step(
     assert "peak 8 MiB" in notes
 
 
-def test_zooming_redraws_memory_and_readings_over_the_same_range(browser: Browser, tmp_path: Path):
-    browser.open(write([recorded(tmp_path)], tmp_path / "page.html"))
+def test_zooming_redraws_memory_and_readings_over_the_same_range(browser: Browser, plain: Path):
+    browser.open(plain)
     scroll_to(browser, "memory")
     left, y = place(browser, 1, 2 * MIB)
     right, _ = place(browser, 2, 2 * MIB)
@@ -223,8 +239,8 @@ def test_the_runs_and_devices_of_a_page_are_switched(browser: Browser, tmp_path:
     assert browser.complaints == []
 
 
-def test_the_icicle_switches_tree_and_moment_and_looks_into_a_box(browser: Browser, tmp_path: Path):
-    browser.open(write([recorded(tmp_path)], tmp_path / "page.html"))
+def test_the_icicle_switches_tree_and_moment_and_looks_into_a_box(browser: Browser, plain: Path):
+    browser.open(plain)
     chart = "document.querySelector('#owners .chart')"
     assert browser.run(f"{chart}.data[0].labels[0]") == "everything"
     assert browser.run(f"{chart}.data[0].values[0]") == 14 * MIB
@@ -235,8 +251,8 @@ def test_the_icicle_switches_tree_and_moment_and_looks_into_a_box(browser: Brows
     assert browser.complaints == []
 
 
-def test_the_map_tells_the_block_under_the_pointer(browser: Browser, tmp_path: Path):
-    browser.open(write([recorded(tmp_path)], tmp_path / "page.html"))
+def test_the_map_tells_the_block_under_the_pointer(browser: Browser, plain: Path):
+    browser.open(plain)
     scroll_to(browser, "segments")
     x, y = place(browser, 1000, 0.5, "document.querySelector('#segments .chart')")
     browser.pointer(x, y)
@@ -272,30 +288,25 @@ def test_hostile_names_are_text_in_every_chart_and_tooltip(browser: Browser, tmp
     assert browser.complaints == []
 
 
-def test_findings_draw_their_growth(browser: Browser, tmp_path: Path):
-    examination = examine(recorded(tmp_path))
-    report = RunReport(examination, summarize(examination, [leak()]), [leak()])
-    browser.open(write([report], tmp_path / "page.html"))
+def test_findings_draw_their_growth(browser: Browser, with_finding: Path):
+    browser.open(with_finding)
     assert browser.run("Math.max(...document.querySelector('.spark').data[0].y)") == 9 * 24 * MIB
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280, 2200])
 def test_it_fits_any_width_in_light_and_dark(
-    browser: Browser, tmp_path: Path, width: int, scheme: str
+    browser: Browser, with_finding: Path, width: int, scheme: str
 ):
     browser.resize(width, 800)
     browser.prefer(scheme)
-    examination = examine(recorded(tmp_path))
-    browser.open(
-        write([RunReport(examination, summarize(examination), [leak()])], tmp_path / "page.html")
-    )
+    browser.open(with_finding)
     assert browser.run("document.documentElement.scrollWidth") <= width
     assert browser.complaints == []
 
 
-def test_text_has_the_contrast_that_accessibility_asks_for(browser: Browser, tmp_path: Path):
-    browser.open(write([recorded(tmp_path)], tmp_path / "page.html"))
+def test_text_has_the_contrast_that_accessibility_asks_for(browser: Browser, plain: Path):
+    browser.look(plain)
     for scheme in ("light", "dark"):
         browser.prefer(scheme)
         for name in ("--text", "--quiet", "--accent", "--danger", "--good", "--warn"):

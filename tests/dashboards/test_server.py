@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 import urllib.request
 
@@ -19,7 +16,7 @@ from memprof.records import Finding, Footer
 from memprof.runfile.writer import RunWriter
 from memprof_dashboards.server import PageServer
 from tests.live.test_live_run import BEGIN, header, steps
-from tests.tracked import PYTHONPATH
+from tests.served_commands import serving
 
 
 def made_by(texts):
@@ -216,37 +213,27 @@ def test_the_command_serves_the_page_of_report_and_the_browser_follows_it(tmp_pa
     writer = RunWriter(tmp_path / "run.json", header(argv=["train.py"]))
     writer.write(steps(0, 100))
     writer.flush()
-    words = ["serve", str(tmp_path / "run.json"), "--port", "0", "--every", "1"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "memprof_cli", *words],
-        env=os.environ | {"PYTHONPATH": PYTHONPATH, "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as job:
-        try:
-            url = job.stdout.readline().split(": ", 1)[1].split()[0]
-            online.send("Page.navigate", url=url)
-            shows(online, "Number(document.getElementById('live').dataset.page) >= 1")
-            shows(online, "document.documentElement.dataset.drawn === 'yes'")
-            heading = "document.querySelector('h1').textContent"
-            assert online.run(heading).startswith("cuda:0 runs out of memory at about step ")
-            strip = "document.querySelector('[data-part=\"{}\"]').textContent"
-            assert shows(online, strip.format("step")).startswith("step 99")
-            assert "runs out of memory" in shows(online, strip.format("full"))
-            bars = "document.querySelectorAll('#steps .chart *').length"
-            assert shows(online, bars) > 10
-            shown = online.run("document.getElementById('live').dataset.page")
-            writer.write(steps(100, 60))
-            writer.flush()
-            shows(online, strip.format("step") + ".startsWith('step 159')")
-            shows(online, f"Number(document.getElementById('live').dataset.page) > {shown}")
-            shows(online, "document.documentElement.dataset.drawn === 'yes'")
-            assert "9.62 GiB" in online.run("document.querySelector('.tiles').textContent")
-            writer.close(Footer(BEGIN + 1, 160))
-            shows(online, strip.format("state") + " === 'ended'")
-        finally:
-            job.send_signal(signal.SIGINT)
-        assert job.wait(30) == 0
+    with serving("serve", str(tmp_path / "run.json"), "--port", "0", "--every", "1") as line:
+        url = line.split(": ", 1)[1].split()[0]
+        online.send("Page.navigate", url=url)
+        shows(online, "Number(document.getElementById('live').dataset.page) >= 1")
+        shows(online, "document.documentElement.dataset.drawn === 'yes'")
+        heading = "document.querySelector('h1').textContent"
+        assert online.run(heading).startswith("cuda:0 runs out of memory at about step ")
+        strip = "document.querySelector('[data-part=\"{}\"]').textContent"
+        assert shows(online, strip.format("step")).startswith("step 99")
+        assert "runs out of memory" in shows(online, strip.format("full"))
+        bars = "document.querySelectorAll('#steps .chart *').length"
+        assert shows(online, bars) > 10
+        shown = online.run("document.getElementById('live').dataset.page")
+        writer.write(steps(100, 60))
+        writer.flush()
+        shows(online, strip.format("step") + ".startsWith('step 159')")
+        shows(online, f"Number(document.getElementById('live').dataset.page) > {shown}")
+        shows(online, "document.documentElement.dataset.drawn === 'yes'")
+        assert "9.62 GiB" in online.run("document.querySelector('.tiles').textContent")
+        writer.close(Footer(BEGIN + 1, 160))
+        shows(online, strip.format("state") + " === 'ended'")
     asked = f"asked the network for {url}"
     others = [one for one in online.complaints if not one.startswith(asked)]
     assert others == []
@@ -258,20 +245,10 @@ def test_the_ranks_of_a_folder_have_their_page(tmp_path, online):
         writer = RunWriter(tmp_path / f"run.rank{rank}.json", header(rank=rank, world_size=3))
         writer.write(steps(0, 50))
         writer.close(Footer(BEGIN + 1, 50))
-    words = ["serve", str(tmp_path), "--port", "0"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "memprof_cli", *words],
-        env=os.environ | {"PYTHONPATH": PYTHONPATH, "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as job:
-        try:
-            online.send("Page.navigate", url=job.stdout.readline().split(": ", 1)[1].split()[0])
-            shows(online, "Number(document.getElementById('live').dataset.page) >= 1")
-            shows(online, "document.documentElement.dataset.drawn === 'yes'")
-            assert "3" in shows(online, "document.querySelector('main').textContent")
-            state = "document.querySelector('[data-part=\"state\"]').textContent"
-            assert "of 3: ended" in shows(online, f"{state} !== '…' && {state}")
-        finally:
-            job.send_signal(signal.SIGTERM)
-        assert job.wait(30) == 0
+    with serving("serve", str(tmp_path), "--port", "0", until=signal.SIGTERM) as line:
+        online.send("Page.navigate", url=line.split(": ", 1)[1].split()[0])
+        shows(online, "Number(document.getElementById('live').dataset.page) >= 1")
+        shows(online, "document.documentElement.dataset.drawn === 'yes'")
+        assert "3" in shows(online, "document.querySelector('main').textContent")
+        state = "document.querySelector('[data-part=\"state\"]').textContent"
+        assert "of 3: ended" in shows(online, f"{state} !== '…' && {state}")

@@ -24,6 +24,7 @@ from memprof.runfile.writer import RunWriter
 from memprof_cli import main
 from tests.exporters.prometheus_server import free_port, program, prometheus
 from tests.live.test_live_run import BEGIN, GIB, header, steps
+from tests.served_commands import serving
 from tests.tracked import PYTHONPATH, FakeEvents, notes, records
 
 pytest.importorskip("prometheus_client", reason="needs pip install 'cuda-memprof[metrics]'")
@@ -283,25 +284,16 @@ def test_the_command_follows_a_file_and_serves_it(tmp_path):
     writer.flush()
     port = free_port()
     words = ["export", "--prometheus", str(tmp_path / "run.json"), "--port", str(port)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "memprof_cli", *words],
-        env=os.environ | {"PYTHONPATH": PYTHONPATH, "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as job:
-        try:
-            assert f"http://127.0.0.1:{port}/metrics" in job.stdout.readline()
-            assert 'memprof_steps_total{file="run.json",rank=""} 100.0' in scrape(port)
-            writer.write(steps(100, 50))
-            writer.close(Footer(BEGIN + 1))
-            for _ in range(200):
-                if 'memprof_steps_total{file="run.json",rank=""} 150.0' in scrape(port):
-                    break
-                signal.sigtimedwait([], 0.1)
-            assert 'memprof_run_ended{file="run.json",rank=""} 1.0' in scrape(port)
-        finally:
-            job.send_signal(signal.SIGINT)
-        assert job.wait(20) == 0
+    with serving(*words) as line:
+        assert f"http://127.0.0.1:{port}/metrics" in line
+        assert 'memprof_steps_total{file="run.json",rank=""} 100.0' in scrape(port)
+        writer.write(steps(100, 50))
+        writer.close(Footer(BEGIN + 1))
+        for _ in range(200):
+            if 'memprof_steps_total{file="run.json",rank=""} 150.0' in scrape(port):
+                break
+            signal.sigtimedwait([], 0.1)
+        assert 'memprof_run_ended{file="run.json",rank=""} 1.0' in scrape(port)
 
 
 def test_the_metrics_of_all_ranks_are_printed_once(tmp_path, capsys):

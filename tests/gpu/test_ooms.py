@@ -287,6 +287,7 @@ BEYOND_A_RESERVE = """
 import sys, torch, memprof
 with memprof.track(sys.argv[1], sources=("cuda",)):
     kept = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    torch.empty(1039 << 20, dtype=torch.uint8, device="cuda")  # 1 GiB in whole pages of 20 MiB
     try:
         torch.empty(2048 << 20, dtype=torch.uint8, device="cuda")
     except torch.OutOfMemoryError as error:
@@ -312,4 +313,7 @@ def test_a_request_beyond_the_reserve_of_its_segment_asks_for_no_larger_card(tmp
     (told,) = post_mortems(load(tmp_path / "run.json"))
     assert told.failure.requested == 2048 * MIB
     assert told.failure.free > told.failure.requested  # not the card's size was in the way
+    assert told.cause is OomCause.LIMIT
+    assert "expandable_segments_reserve lets a segment have 1 GiB" in told.why
+    assert told.advice[0].startswith("an expandable_segments_reserve of at least 2 GiB")
     assert "card" not in {rescue.kind for rescue in told.rescues.fitting}

@@ -96,7 +96,9 @@ def test_a_ring_that_is_cleared_after_long_looks_loses_nothing(tmp_path, sources
     # As long whatever machine this is: a ring is shortened where looks are measured to be slow, and
     # a step of three thousand entries must stay within the half of it that is read in time.
     monkeypatch.setattr("memprof.sources.cuda.memory_history.ROW_US", 30.0)
-    monkeypatch.setattr("memprof.sources.cuda.read_budget.ReadCost.measured", lambda *_args: None)
+    monkeypatch.setattr(
+        "memprof.sources.cuda.read_budget.ReadCost.add_measurement", lambda *_args: None
+    )
     count = 20_000
     with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=LONG_S):
         for _ in range(20):

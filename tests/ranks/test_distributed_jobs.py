@@ -224,4 +224,4 @@ def test_buckets_gathered_parameters_and_buffers_are_blamed_for_nothing(folder, 
     for job in ("ddp", "fsdp"):
         if (folder / f"{job}{is_native}").exists():
             report = report_of([folder / f"{job}{is_native}"])
-            assert [one.title for one in report.findings] == []
+            assert [one.title for one in report.findings if not one.minor] == []
