@@ -8,7 +8,8 @@
 .PHONY: help demo test corpus lint check format bench gpu gpu-all stub clean
 
 BIN := .venv/bin
-# A process for each core, up to four: each of them loads torch. SPREAD= runs one after another.
+# A process for each core and one more, as a test that waits for a job leaves a core idle; up to
+# four, as each of them loads torch. SPREAD= runs one after another.
 # The files that take longest come first; TIMES=--write-seconds records anew what each takes.
 SPREAD := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -p tests.schedule
 # The corpus runs its programs on all cores by itself.
@@ -41,6 +42,7 @@ demo: $(READY)  ## Record the training of a small GPT and report where its memor
 
 # The tests' tensors are small: threads of their own would only get in one another's way.
 test corpus: export OMP_NUM_THREADS ?= 1
+test: export PYTEST_XDIST_AUTO_NUM_WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 # Hundreds of processes import memprof: each would compile it anew.
 test corpus: export PYTHONDONTWRITEBYTECODE :=
 
