@@ -18,6 +18,7 @@ from memprof.errors import FileFormatError
 from memprof.records import (
     SCHEMA_VERSION,
     DeviceInfo,
+    DoubleResults,
     Finding,
     Footer,
     GuessedSteps,
@@ -32,6 +33,7 @@ from memprof.records import (
     StepsRecord,
     TablesRecord,
     TraceRecord,
+    UnmovedParameters,
     WindowRecord,
 )
 from memprof.run import DeviceRun, ReadingSeries, Run, Steps
@@ -158,6 +160,8 @@ class _Assembly:
         self._window_records: list[WindowRecord] = []
         self._files: list[SourceFiles] = []
         self._guesses: list[GuessedSteps] = []
+        self._doubles: list[DoubleResults] = []
+        self._unmoved = UnmovedParameters()
         self._parallel = ParallelOwners()
         self._lost_rows = 0
         self._damages = 0
@@ -173,6 +177,8 @@ class _Assembly:
             StateRecord: self._add_state,
             StepsRecord: self._add_steps,
             GuessedSteps: self._add_guess,
+            DoubleResults: self._add_doubles,
+            UnmovedParameters: self._add_unmoved,
             WindowRecord: self._add_window,
             Readings: self._add_readings,
             Finding: self._add_finding,
@@ -255,6 +261,7 @@ class _Assembly:
         events = decode_events(record)
         check_events(events)
         self._check(events.stack, events.label, events.category)
+        self._check(events.origin)
         check_range("pool", events.pool, NOT_RECORDED, len(self._pools))
         check_range("action", events.action, 0, len(Action))
         window.chunks.append(events)
@@ -306,6 +313,16 @@ class _Assembly:
         if not 0 <= record.first <= record.last < _LAST_STEP:
             raise ValueError("its steps are impossible")
         self._guesses.append(record)
+
+    def _add_doubles(self, record: DoubleResults) -> None:
+        if not len(record.stack) == len(record.size) == len(record.origin):
+            raise ValueError("its columns differ in length")
+        for stack in record.stack:
+            _check_index("stack", stack, len(self._stacks))
+        self._doubles.append(record)
+
+    def _add_unmoved(self, record: UnmovedParameters) -> None:
+        self._unmoved = record
 
     def _add_window(self, record: WindowRecord) -> None:
         steps = (record.first_step, record.last_step)
@@ -373,6 +390,8 @@ class _Assembly:
             footer=numbering.footer(self._footer),
             windows=tuple(numbering.window(record) for record in self._window_records),
             guessed=numbering.remaining,
+            doubles=tuple(self._doubles),
+            unmoved=frozenset(self._unmoved.modules),
             digests=digests(self._files),
         )
 

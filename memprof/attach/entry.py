@@ -69,7 +69,10 @@ def _opened(parameters: dict[str, object]) -> dict[str, str]:
         raise RuntimeError("the process is no CPython, or is ending")
     lent: dict[str, str] = parameters["lent"]  # type: ignore[assignment]
     loaded = sys.modules.get("memprof")
-    if getattr(getattr(loaded, "__spec__", None), "_initializing", False):
+    # This runs between two instructions of the main thread, also those of another entering: what
+    # that is loading and opening would be loaded and opened a second time.
+    is_loading = getattr(getattr(loaded, "__spec__", None), "_initializing", False)
+    if is_loading or any(type(finder).__module__ == __name__ for finder in sys.meta_path):
         raise RuntimeError("another memprof attach is just going in, try again in a moment")
     version = getattr(loaded, "__version__", "of another kind")
     if loaded is not None and version != parameters["version"]:
