@@ -258,6 +258,8 @@ class _Leaving(MainThread):
 
     def _run(self) -> None:
         pop_left()
+
+    def _made(self) -> None:
         if not _is_traced() and _can_be_taken():
             self.request()
 

@@ -38,6 +38,22 @@ _PACKAGE, _LAUNCHER = "memprof.", "memprof.record.launch"
 _HANDING_ON: set[CodeType] = set()
 PASSING_ON: set[CodeType] = set()
 """Code of memprof's that calls the program's, see `passes_on`."""
+_turn = threading.Lock()
+"""Held while a call of memprof's waits in Python's queue, which has few places, or is made.
+
+Where a program has its calls traced, CPython 3.11 never leaves the beginning of a function while
+another call waits in the queue (its `DO_TRACING` looks there again and again); it would wait until
+this call is over.
+"""
+
+
+def _renew_turn() -> None:
+    global _turn  # noqa: PLW0603 - one that was held at a fork is never released in the child
+    _turn = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_turn)
 
 
 def hands_on(function: _Function) -> _Function:
@@ -78,23 +94,25 @@ class MainThread:
         """
         self._call = call
         self._pid = os.getpid()
-        self._slot = threading.Lock()
-        """Held while a call waits in Python's queue, which has few places."""
         self._is_closed = self._is_logged = False
         self._add = adder() if add is None else add
 
     def request(self) -> bool:
-        """Ask for one call, from any thread; False when one waits already or none can be had."""
+        """Ask for one call, from any thread; False when one waits already or none can be had.
+
+        Neither can it while a call of another instance waits, or lasts.
+        """
         if self._is_closed or os.getpid() != self._pid or self._add is None:
             return False
-        waiting = _Waiting(self._run, self._slot)
-        if not self._slot.acquire(blocking=False):
+        turn = _turn
+        waiting = _Waiting(self._run, turn, self._made)
+        if not turn.acquire(blocking=False):
             return False
         QUEUED.add(waiting)
         if self._add(id(waiting)) == 0:
             return True
         QUEUED.discard(waiting)  # the queue is full of other people's calls
-        self._slot.release()
+        turn.release()
         return False
 
     def close(self) -> None:
@@ -112,21 +130,29 @@ class MainThread:
                 self._is_logged = True
                 _LOG.warning("what was to run in the main thread failed", exc_info=True)
 
+    def _made(self) -> None:
+        """The call was made, and another one can be asked for."""
+
 
 class _Waiting:
     """One call in Python's queue: asking for its truth makes it."""
 
-    __slots__ = ("_run", "_slot")
+    __slots__ = ("_made", "_run", "_turn")
 
-    def __init__(self, run: Callable[[], None], slot: threading.Lock) -> None:
-        self._run, self._slot = run, slot
+    def __init__(
+        self, run: Callable[[], None], turn: threading.Lock, made: Callable[[], None]
+    ) -> None:
+        self._run, self._turn, self._made = run, turn, made
 
     def __bool__(self) -> bool:
         QUEUED.discard(self)
-        self._slot.release()
         try:
-            if not sys.is_finalizing():  # torch is being taken apart
-                self._run()
+            try:
+                if not sys.is_finalizing():  # torch is being taken apart
+                    self._run()
+            finally:
+                self._turn.release()
+            self._made()
         except Exception as error:  # there may be no room on the stack for one more call
             if is_of_signal(error):
                 raise

@@ -177,6 +177,45 @@ def test_no_call_comes_in_the_middle_of_the_own_code() -> None:
     main.close()
 
 
+def test_nothing_is_queued_while_a_call_is_made() -> None:
+    answers: list[bool] = []
+    other = MainThread(lambda: answers.append(True))
+    main = MainThread(lambda: answers.append(request(other)))
+    assert request(main)
+    assert spin(lambda: answers)
+    assert answers == [False]
+    assert request(other)
+    assert spin(lambda: len(answers) == 2)
+    main.close()
+    other.close()
+
+
+@pytest.mark.parametrize("setter", ["setprofile", "settrace"])
+def test_a_call_whose_functions_are_traced_ends_though_others_are_asked_for(setter: str) -> None:
+    program = (
+        "import sys, time\n"
+        "from memprof.sources.loop.main_thread import Beat, MainThread\n"
+        "calls = []\n"
+        "def look(*_): return look\n"
+        "def function(): pass\n"
+        "def call():\n"
+        "    time.sleep(0.05)\n"
+        "    function()\n"
+        "    calls.append(1)\n"
+        "mains = [MainThread(call), MainThread(call)]\n"
+        "beats = [Beat(main.request, 1) for main in mains]\n"
+        f"sys.{setter}(look)\n"
+        "for beat in beats: beat.start()\n"
+        "while len(calls) < 5: pass\n"
+        f"sys.{setter}(None)\n"
+        "for part in beats + mains: part.close()\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
 def test_a_full_queue_is_asked_again_later() -> None:
     calls: list[int] = []
     add, is_full = signal_errors.adder(), [True]
