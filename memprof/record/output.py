@@ -74,6 +74,11 @@ class Output:
         """Whether nothing more can be written: the disk is full, or the file could not be made."""
         return self._is_closed
 
+    @property
+    def is_unnamed(self) -> bool:
+        """Whether the file is still to be made, by the first step, event or finding."""
+        return self._writer is None and not self._is_closed
+
     def write(self, record: Record) -> None:
         """Append one record; it is safe on disk after the next `flush`."""
         with self._lock:

@@ -688,7 +688,9 @@ class Session:
 
     def _write_now_and_then(self, at_us: int) -> None:
         in_window = self.recording.window != NOT_RECORDED
-        if at_us - self._flushed_us < (FLUSH_IN_WINDOW_US if in_window else _FLUSH_US):
+        is_due = at_us - self._flushed_us >= (FLUSH_IN_WINDOW_US if in_window else _FLUSH_US)
+        # The file takes its name with the first step: a child may be quicker than the next flush.
+        if not is_due and not self.output.is_unnamed:
             return
         if in_window:
             self.recording.drain(only_cheap=True)
