@@ -268,12 +268,15 @@ class _Assembly:
         window.length += len(events)
 
     def _add_owners(self, record: Owners) -> None:
-        if len(record.events) != len(record.categories):
+        events, blocks = len(record.events), len(record.blocks)
+        if len(record.categories) != events or len(record.labels) not in (0, events):
             raise ValueError("its columns differ in length")
-        if len(record.blocks) != len(record.block_categories):
+        if len(record.block_categories) != blocks or len(record.block_labels) not in (0, blocks):
             raise ValueError("its columns differ in length")
         categories = integers(record.categories + record.block_categories)
         check_range("category", categories, 0, RECORDED_CATEGORIES)
+        labels = integers(record.labels + record.block_labels)
+        check_range("label", labels, 0, len(self._labels))
         self._window(record.device, record.window).owners.append(record)
 
     def _add_state(self, record: StateRecord) -> None:

@@ -191,16 +191,20 @@ class TraceRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="trace", om
 
 
 class Owners(msgspec.Struct, frozen=True, tag_field="kind", tag="owners", omit_defaults=True):
-    """Categories that became known after their event was written."""
+    """Categories and modules that became known after their event was written."""
 
     device: str
     window: int
     events: list[int] = []
     """Indices in the window of ``alloc`` events."""
     categories: list[int] = []
+    labels: list[int] = []
+    """Rows of the labels, with the module that owns the bytes. Empty (before 1.7): as written."""
     blocks: list[int] = []
     """Addresses of blocks that were there when the window began."""
     block_categories: list[int] = []
+    block_labels: list[int] = []
+    """As ``labels``."""
 
 
 class SegmentColumns(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -101,6 +101,28 @@ def test_owners_that_became_known_late_are_put_where_they_belong(tmp_path: Path)
     assert window.events.category.tolist()[:2] == [Category.GRADIENT, 0]
     assert window.start is not None
     assert window.start.blocks.category[0] == Category.OPTIMIZER_STATE
+    assert window.label(window.events.label[0]) == trace.tables.labels[trace.events.label[0]]
+
+
+def test_modules_that_became_known_late_are_put_where_they_belong(tmp_path: Path) -> None:
+    trace = training()
+    assert trace.start is not None
+    of_net = next(row for row, one in enumerate(trace.tables.labels) if one.module == "Net.fc")
+    late = Owners(
+        "cuda:0",
+        0,
+        events=[0],
+        categories=[Category.PARAMETER],
+        labels=[of_net],
+        blocks=[int(trace.start.blocks.address[0])],
+        block_categories=[Category.PARAMETER],
+        block_labels=[of_net],
+    )
+    window = load(write_run(tmp_path / "r", trace, more=[late])).devices[0].windows[0]
+
+    assert window.start is not None
+    assert window.label(window.events.label[0]).module == "Net.fc"
+    assert window.label(window.start.blocks.label[0]).module == "Net.fc"
 
 
 def test_a_killed_job_is_said_to_have_no_footer(tmp_path: Path) -> None:

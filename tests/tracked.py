@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from memprof.records import DeviceInfo
-from memprof.sources.protocol import Chunk, Counters, Reading
+from memprof.sources.protocol import Chunk, Counters, LateOwner, Reading
 from memprof.trace import Action, Events, State
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,7 +30,7 @@ class FakeEvents:
         self.made = 0
         self.allocated = 1000
         self.reserved = 4000
-        self.late: dict[int, int] = {}
+        self.late: dict[int, LateOwner] = {}
 
     def happen(self, count: int) -> None:
         """So many allocations."""

@@ -302,9 +302,11 @@ def _owners(chunk: Chunk, window: int) -> Owners:
         device=chunk.device,
         window=window,
         events=list(chunk.late_events),
-        categories=[int(c) for c in chunk.late_events.values()],
+        categories=[int(one.category) for one in chunk.late_events.values()],
+        labels=[one.label for one in chunk.late_events.values()],
         blocks=list(chunk.late_blocks),
-        block_categories=[int(c) for c in chunk.late_blocks.values()],
+        block_categories=[int(one.category) for one in chunk.late_blocks.values()],
+        block_labels=[one.label for one in chunk.late_blocks.values()],
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, zip_longest
 
 import msgspec
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from memprof.records import Finding, Owners, SourceFiles
 from memprof.run import Steps
 from memprof.runfile.source_digests import MOST_FILES
-from memprof.trace import NOT_RECORDED, Action, Events, State
+from memprof.trace import NOT_RECORDED, Action, Blocks, Events, State
 
 __all__ = ["digests", "in_its_place", "renumbered", "with_owners"]
 
@@ -41,22 +41,29 @@ def in_its_place(finding: Finding, windows: list[int]) -> Finding:
 def with_owners(
     events: Events, start: State | None, owners: list[Owners]
 ) -> tuple[Events, State | None]:
-    """The categories that became known late, put where they belong."""
+    """The categories and labels that became known late, put where they belong."""
     if not owners:
         return events, start
-    category = events.category.copy()
-    blocks = start.blocks.category.copy() if start else np.zeros(0, dtype="u1")
-    row_of = {int(a): i for i, a in enumerate(start.blocks.address)} if start else {}
+    category, label = events.category.copy(), events.label.copy()
+    blocks = start.blocks if start else Blocks.build()
+    block_category, block_label = blocks.category.copy(), blocks.label.copy()
+    row_of = {int(a): i for i, a in enumerate(blocks.address)}
     for record in owners:
-        for event, value in zip(record.events, record.categories, strict=True):
+        late = zip_longest(record.events, record.categories, record.labels)
+        for event, value, row in late:
             if 0 <= event < len(category) and events.action[event] == Action.ALLOC:
                 category[event] = value
-        for address, value in zip(record.blocks, record.block_categories, strict=True):
+                if row is not None:
+                    label[event] = row
+        late = zip_longest(record.blocks, record.block_categories, record.block_labels)
+        for address, value, row in late:
             if address in row_of:
-                blocks[row_of[address]] = value
+                block_category[row_of[address]] = value
+                if row is not None:
+                    block_label[row_of[address]] = row
     if start is not None:
-        start = replace(start, blocks=replace(start.blocks, category=blocks))
-    return replace(events, category=category), start
+        start = replace(start, blocks=replace(blocks, category=block_category, label=block_label))
+    return replace(events, category=category, label=label), start
 
 
 def digests(files: Sequence[SourceFiles]) -> dict[str, str]:

@@ -58,7 +58,7 @@ class RunWriter:
 
     def write(self, record: Record) -> int:
         """Append one record, which reaches the operating system at the next `flush`; its bytes."""
-        if self._is_child():  # before the lock, which another thread may have held at the fork
+        if self._pid != os.getpid():  # before the lock, which another thread may hold at a fork
             return 0
         line = b",\n" + _encode(record)
         with self._lock:
@@ -69,7 +69,7 @@ class RunWriter:
 
     def flush(self) -> None:
         """Hand everything to the operating system: a process killed after this loses none of it."""
-        if self._is_child():
+        if self._pid != os.getpid():
             return
         with self._lock:
             data, self._buffer = bytes(self._buffer), bytearray()
@@ -85,7 +85,7 @@ class RunWriter:
 
     def close(self, footer: Footer | None = None) -> None:
         """Write ``footer``, end the array and close; safe to call twice."""
-        if self._is_child():
+        if self._pid != os.getpid():
             return
         with self._lock:
             if footer is not None:
@@ -95,9 +95,6 @@ class RunWriter:
             sink, self._sink = self._sink, None
             if sink is not None:
                 self.failure = _close(sink) or self.failure
-
-    def _is_child(self) -> bool:
-        return self._pid != os.getpid()
 
 
 def _close(sink: Sink) -> Exception | None:

@@ -15,7 +15,15 @@ import numpy as np
 from memprof.records import DeviceInfo, TablesRecord
 from memprof.trace import EMPTY, NOT_RECORDED, Column, Events, Frame, Label, Phase, State, Tables
 
-__all__ = ["Chunk", "Counters", "EventSource", "Interner", "Reading", "ReadingSource"]
+__all__ = [
+    "Chunk",
+    "Counters",
+    "EventSource",
+    "Interner",
+    "LateOwner",
+    "Reading",
+    "ReadingSource",
+]
 
 _PHASES = tuple(Phase)
 
@@ -38,17 +46,26 @@ class Counters(NamedTuple):
     ooms: int = NOT_RECORDED
 
 
+class LateOwner(NamedTuple):
+    """Whose bytes an allocation is, as far as that became known after it was handed over."""
+
+    category: int
+    """A `Category`."""
+    label: int
+    """Row of the labels, with the module that owns it."""
+
+
 class Chunk(msgspec.Struct, frozen=True, eq=False):
-    """The events of one device since the last drain, and categories that became known late.
+    """The events of one device since the last drain, and owners that became known late.
 
     ``late_events`` and ``late_blocks`` map an event index of this window, or the address of a block
-    of its start state, to a `Category` that differs from the one already handed over.
+    of its start state, to an owner that differs from the one already handed over.
     """
 
     device: str
     events: Events
-    late_events: Mapping[int, int] = msgspec.field(default_factory=dict)
-    late_blocks: Mapping[int, int] = msgspec.field(default_factory=dict)
+    late_events: Mapping[int, LateOwner] = msgspec.field(default_factory=dict)
+    late_blocks: Mapping[int, LateOwner] = msgspec.field(default_factory=dict)
 
 
 class Reading(NamedTuple):

@@ -14,6 +14,7 @@ from memprof.record.session import Session
 from memprof.record.tracker import active
 from memprof.record.window_schedule import WindowSchedule
 from memprof.records import Finding
+from memprof.sources.protocol import LateOwner
 
 torch = pytest.importorskip("torch", reason="there is nothing to record without torch")
 
@@ -97,10 +98,10 @@ def test_categories_that_became_known_late_are_written_after_their_events(path):
     source = FakeEvents()
     with memprof.track(path, sources=[source]) as tracker:
         source.happen(2)
-        source.late = {1: 5}
+        source.late = {1: LateOwner(5, 0)}
         tracker.step()
     (owners,) = of_kind(path, "owners")
-    assert (owners["events"], owners["categories"]) == ([1], [5])
+    assert (owners["events"], owners["categories"], owners["labels"]) == ([1], [5], [0])
     assert kinds(path).index("owners") > kinds(path).index("trace")
 
 

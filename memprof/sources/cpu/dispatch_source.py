@@ -206,7 +206,7 @@ class CpuSource:
         self._look(thorough=True)
         for reference in self._live.counted_references():
             reference.event = NOT_RECORDED
-            reference.handed = reference.category
+            reference.handed, reference.handed_label = reference.category, reference.label
         state = self._live.state()
         self._is_undecided = self._search.reads_saved
         self._at_leisure.reset()

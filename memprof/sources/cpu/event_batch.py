@@ -6,13 +6,16 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from memprof.sources.cpu.live_storages import ROW, StorageReference
 from memprof.sources.owners.saved_tensors import SavedForBackward
-from memprof.sources.protocol import Chunk
+from memprof.sources.protocol import Chunk, LateOwner
 from memprof.trace import EMPTY, NOT_RECORDED, Action, Events
 
 __all__ = ["Batch"]
+
+Ints = npt.NDArray[np.int64]
 
 
 class Batch:
@@ -56,14 +59,16 @@ class Batch:
                 row = reference.event - self._first
                 events.category[row] = reference.category
                 events.label[row] = reference.label
-                reference.handed = reference.category
+                reference.handed, reference.handed_label = reference.category, reference.label
         for reference in all_living:
-            if reference.category != reference.handed:
+            category, label = reference.category, reference.label
+            if category != reference.handed or label != reference.handed_label:
+                owner = LateOwner(int(category), label)
                 if reference.event >= 0:
-                    late_events[reference.event] = int(reference.category)
+                    late_events[reference.event] = owner
                 else:
-                    late_blocks[reference.address] = int(reference.category)
-                reference.handed = reference.category
+                    late_blocks[reference.address] = owner
+                reference.handed, reference.handed_label = category, label
         return Chunk(device, events, late_events, late_blocks)
 
     def _events(self) -> Events:
@@ -86,8 +91,8 @@ class Batch:
         assert isinstance(columns, Events)
         return columns
 
-    def _settle_dead(self, events: Events) -> tuple[dict[int, int], dict[int, int]]:
-        """Categories of what died: in ``events`` itself, or late where it was handed out before."""
+    def _settle_dead(self, events: Events) -> tuple[dict[int, LateOwner], dict[int, LateOwner]]:
+        """Owners of what died: in ``events`` itself, or late where it was handed out before."""
         dead = self._table[~self._allocs]
         owner = dead[:, 7]
         before = (owner >> 8) - 1
@@ -105,7 +110,11 @@ class Batch:
         events.category[rows] = final[here]
         events.label[rows] = dead[here, 4]
         is_late = (before >= 0) & ~here & (final != told_category)
-        late_events = dict(zip(before[is_late].tolist(), final[is_late].tolist(), strict=True))
+        late_events = _late_owners(before[is_late], final[is_late], dead[is_late, 4])
         blocks = (before < 0) & ~here & (category != told_category)
-        late_blocks = dict(zip(dead[blocks, 1].tolist(), category[blocks].tolist(), strict=True))
-        return late_events, late_blocks
+        return late_events, _late_owners(dead[blocks, 1], category[blocks], dead[blocks, 4])
+
+
+def _late_owners(key: Ints, category: Ints, label: Ints) -> dict[int, LateOwner]:
+    late_owners = map(LateOwner, category.tolist(), label.tolist())
+    return dict(zip(key.tolist(), late_owners, strict=True))

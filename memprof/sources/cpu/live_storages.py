@@ -15,6 +15,9 @@ from memprof.trace import EMPTY, NOT_RECORDED, Blocks, BlockState, Column, Colum
 
 __all__ = ["ROW", "LiveStorages", "LivingStorages", "StorageReference"]
 
+_MOST_RESIZED = 10_000
+"""Storages that gave their memory up, and whose stacks are kept in mind for when they get other."""
+
 ROW = 8
 """Numbers in a row of the recording: kind, address, bytes, time (ns), stack, label, serial, owner.
 
@@ -33,6 +36,7 @@ class StorageReference(weakref.ref):  # type: ignore[type-arg]
         "category",
         "event",
         "handed",
+        "handed_label",
         "key",
         "label",
         "recomputed",
@@ -54,6 +58,8 @@ class StorageReference(weakref.ref):  # type: ignore[type-arg]
     """`Category` as it is known now."""
     handed: int
     """`Category` as it was last told."""
+    handed_label: int
+    """``label`` as it was last told."""
     event: int
     """Index of the allocation in this window, once told; -1 for what was there before."""
     width: int
@@ -102,6 +108,7 @@ class LiveStorages:
         self._recording = False
         self._owner_of: dict[int, int] = {}
         self._shared: dict[int, list[StorageReference]] = {}
+        self._resized: dict[int, StorageReference] = {}
         self._on_death = self.forget
 
     def record(self, on: bool) -> None:
@@ -117,13 +124,20 @@ class LiveStorages:
         """Whether a known storage lost its memory or got other; the old is noted as freed."""
         if abs(reference.size) == storage.nbytes() and reference.address == storage.data_ptr():
             return False
+        if len(self._resized) >= _MOST_RESIZED:
+            self._resized.clear()
+        if reference.stack != EMPTY:
+            self._resized[reference.key] = reference
         self.forget(reference)
         return True
 
     def add(
         self, storage: Any, stack: int = EMPTY, label: int = EMPTY, origin: int = EMPTY
     ) -> StorageReference | None:
-        """Note a storage that is not known; None where it has no bytes of its own."""
+        """Note a storage that is not known; None where it has no bytes of its own.
+
+        Of one that got other memory unseen the stack is the one that made the storage.
+        """
         size = storage.nbytes()
         if not size:
             return None
@@ -134,13 +148,15 @@ class LiveStorages:
         owner = self._owner_of.get(address)
         if owner is not None and owner != key:
             self._verify(owner)
+        if stack == EMPTY and self._resized:
+            stack = self._stack_of_resized(key, storage)
         reference = StorageReference(storage, self._on_death)
         reference.key = key
         reference.address = address
         reference.size = size
         reference.serial = serial = next(self.serials)
         reference.stack = stack
-        reference.label = label
+        reference.label = reference.handed_label = label
         reference.category = reference.handed = 0
         reference.event = reference.width = -1
         row = (
@@ -164,6 +180,16 @@ class LiveStorages:
         if total > self.peak:  # noqa: PLR1730  max() costs more here than all the rest
             self.peak = total
         return reference
+
+    def _stack_of_resized(self, key: int, storage: Any) -> int:
+        """The stack that made a storage which gave its memory up; `EMPTY` where it did not."""
+        reference = self._resized.get(key)
+        if reference is None:
+            return EMPTY
+        if reference() is storage:
+            return reference.stack
+        del self._resized[key]  # it died: another has its place
+        return EMPTY
 
     def _verify(self, key: int) -> None:
         """Note the end of a storage that gave its memory up while it lives on.
@@ -211,6 +237,7 @@ class LiveStorages:
         self.references.clear()
         self._owner_of.clear()
         self._shared.clear()
+        self._resized.clear()
         self.rows.clear()
         self.bytes = self.peak = 0
 
@@ -245,7 +272,7 @@ class LiveStorages:
                 del references[key], sharers[0]
                 heir.size, heir.serial, heir.event = size, reference.serial, reference.event
                 heir.category, heir.handed = reference.category, reference.handed
-                heir.label = reference.label
+                heir.label, heir.handed_label = reference.label, reference.handed_label
                 owner_of[address] = heir.key
                 return None
             if address in owner_of:

@@ -58,6 +58,8 @@ class Lives(Columns):
     category: Column = column("u1")
     handed: Column = column("u1")
     """The category that was written last."""
+    handed_label: Column = column("i4")
+    """The label that was written last."""
     graph: Column = column("u1")
     """1 for what a forward pass made while gradients were wanted; 0 where not, or not known."""
     allocated_at: Column = column("i8", missing=NOT_RECORDED)

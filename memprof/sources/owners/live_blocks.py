@@ -26,7 +26,7 @@ from memprof.sources.owners.block_lifetimes import (
 from memprof.sources.owners.owner_samples import OwnerSamples
 from memprof.sources.owners.saved_blocks import SavedBlocks
 from memprof.sources.owners.tensor_owners import Owner
-from memprof.sources.protocol import Chunk, Interner
+from memprof.sources.protocol import Chunk, Interner, LateOwner
 from memprof.sources.tensor_addresses import DeviceBlock, PlaceOf
 from memprof.trace import (
     EMPTY,
@@ -197,7 +197,7 @@ class LiveBlocks:
                 graph=np.where(same, before.graph[row], blocks_then.graph),
             )
         own(blocks_then, owners.get(device, {}), 0, self.labels)
-        self._lives[device] = replaced(blocks_then, handed=blocks_then.category)
+        self._lives[device] = _handed_over(blocks_then)
         self._states[device] = state
         return self._with_known_owners(device, state)
 
@@ -217,7 +217,7 @@ class LiveBlocks:
         self._next_event[device] = first + len(events)
         chunk = _chunk(device, events, lives)
         survivors = lives.take(lives.freed_at == len(events))
-        self._lives[device] = replaced(survivors, handed=survivors.category)
+        self._lives[device] = _handed_over(survivors)
         if end is not None:
             self._states[device] = end
             self._lives[device] = _agreeing(self._lives[device], end)
@@ -235,6 +235,11 @@ class LiveBlocks:
             blocks=Blocks(**{**columns, "label": label, "category": category}),
             unlisted=state.unlisted,
         )
+
+
+def _handed_over(lives: Lives) -> Lives:
+    """The lives, all of whose owners are written."""
+    return replaced(lives, handed=lives.category, handed_label=lives.label)
 
 
 def _in_use(blocks: Blocks) -> Lives:
@@ -269,14 +274,20 @@ def _chunk(device: str, events: Events, lives: Lives) -> Chunk:
         lives.label[new],
     )
     columns = {name: getattr(events, name) for name in Events.names()}
-    changed = ~new & (lives.category != lives.handed)
+    changed = ~new & ((lives.category != lives.handed) | (lives.label != lives.handed_label))
     late, blocks = changed & (lives.event >= 0), changed & (lives.event == NOT_RECORDED)
     return Chunk(
         device,
         Events(**{**columns, "category": category, "label": label}),
-        dict(zip(lives.event[late].tolist(), lives.category[late].tolist(), strict=True)),
-        dict(zip(lives.address[blocks].tolist(), lives.category[blocks].tolist(), strict=True)),
+        _late_owners(lives.event, lives, late),
+        _late_owners(lives.address, lives, blocks),
     )
+
+
+def _late_owners(key: Ints, lives: Lives, which: npt.NDArray[np.bool_]) -> dict[int, LateOwner]:
+    """The owners of some lives by their row of ``key``."""
+    late_owners = map(LateOwner, lives.category[which].tolist(), lives.label[which].tolist())
+    return dict(zip(key[which].tolist(), late_owners, strict=True))
 
 
 def _row_of(addresses: Ints, targets: Ints) -> Ints:

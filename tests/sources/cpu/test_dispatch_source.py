@@ -62,7 +62,21 @@ def test_a_tensor_is_one_allocation_and_two_free_events(recorder):
     gone = recorder.drain()
     assert gone.events.action.tolist() == [Action.FREE_REQUESTED, Action.FREE_COMPLETED]
     assert set(gone.events.address.tolist()) == {address}
-    assert gone.late_events == {0: Category.TEMPORARY}
+    assert gone.late_events == {0: (Category.TEMPORARY, alive.label[0])}
+
+
+def test_a_module_takes_the_parameters_that_were_told_before_it_was_called(recorder):
+    recorder.begin()
+    net = torch.nn.Linear(3, 4)
+    made = recorder.drain().events
+    net(torch.ones(2, 3))
+    late = recorder.drain().late_events
+    labels = recorder.interner.tables().labels
+    owned = {
+        int(made.size[row]): (owner.category, labels[owner.label].module)
+        for row, owner in late.items()
+    }
+    assert owned == {48: (Category.PARAMETER, "Linear"), 16: (Category.PARAMETER, "Linear")}
 
 
 def test_the_stack_ends_in_the_line_of_the_program(recorder):

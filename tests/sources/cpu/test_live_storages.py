@@ -68,6 +68,18 @@ def test_memory_that_a_storage_gave_up_unseen_is_anothers_where_it_lies():
     assert (live.bytes, len(list(live.counted_references()))) == (0, 0)
 
 
+def test_memory_that_a_storage_got_unseen_is_of_the_stack_that_made_the_storage():
+    live = recording()
+    gathered = Memory(1, 400, 0x1000)
+    known = live.add(gathered, stack=7)
+    gathered.size, gathered.address = 400, 0x2000
+    assert live.refresh(known, gathered)
+    assert live.add(gathered).stack == 7
+    del gathered
+    another = Memory(1, 300, 0x3000)  # where the first one was
+    assert live.add(another).stack == 0
+
+
 # -- what a handler of a signal raises as a storage dies -----------------------------------------
 
 

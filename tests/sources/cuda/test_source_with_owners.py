@@ -22,6 +22,7 @@ from memprof.sources.tensor_addresses import DeviceBlock  # noqa: E402
 from memprof.testing.cuda import TorchStandIn  # noqa: E402
 from memprof.trace import Action, BlockState, Category, Phase  # noqa: E402
 from tests.sources.pretended import Pretended, recorded_device  # noqa: E402
+from tests.tracked import of_kind  # noqa: E402
 
 Training = Callable[[], None]
 
@@ -84,6 +85,27 @@ def test_parameters_bear_the_path_of_their_module(tmp_path, device):
         if category == Category.PARAMETER
     }
     assert paths == {"Sequential.0", "Sequential.2"}
+
+
+def test_parameters_written_before_any_call_bear_the_path_too(tmp_path, device, monkeypatch):
+    monkeypatch.setattr("memprof.record.session.FLUSH_IN_WINDOW_US", 0)
+    monkeypatch.setattr("memprof.record.recording.DRAIN_SHARE", 1e9)
+
+    def program():
+        model = torch.nn.Linear(64, 256)
+        memprof.step()  # what is there is written here
+        model(torch.randn(32, 64)).sum().backward()
+        memprof.step()
+
+    run = recorded(tmp_path, device, program)
+    assert of_kind(tmp_path / "run.json", "owners")
+    (window,) = run.devices[0].windows
+    events = window.events
+    bytes_by_path = {
+        int(events.size[row]): window.label(int(events.label[row])).module
+        for row in (events.category == Category.PARAMETER).nonzero()[0]
+    }
+    assert bytes_by_path == {64 * 256 * 4: "Linear", 256 * 4: "Linear"}
 
 
 def test_windows_that_end_with_an_optimizers_step_raise_nothing_into_the_job(tmp_path, device):

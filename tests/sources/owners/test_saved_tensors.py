@@ -284,8 +284,8 @@ def test_what_died_old_is_unknown_and_what_died_young_temporary(recorder, rest):
             categories[first + row] = Category(chunk.events.category[row]) if made else None
             if made and chunk.events.size[row] == 3 * 8 * 4 + 4:
                 sizes.append(first + row)
-        for row, category in chunk.late_events.items():
-            categories[row] = Category(category)
+        for row, owner in chunk.late_events.items():
+            categories[row] = Category(owner.category)
 
     sizes: list[int] = []
     for step in range(STEPS):
