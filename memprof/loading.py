@@ -46,7 +46,13 @@ from memprof.runfile.checks import (
     integers,
     plain_settings,
 )
-from memprof.runfile.cross_references import digests, in_its_place, renumbered, with_owners
+from memprof.runfile.cross_references import (
+    digests,
+    in_its_place,
+    renumbered,
+    with_owners,
+    without_repeats,
+)
 from memprof.runfile.guessed_steps import Numbering
 from memprof.runfile.gzipped import GZIP_MAGIC, inflated
 from memprof.runfile.older_schema import upgraded
@@ -407,7 +413,8 @@ class _Assembly:
     def _device(
         self, info: DeviceInfo, traces: dict[int, Trace], numbering: Numbering
     ) -> DeviceRun:
-        steps = numbering.steps(Steps.concatenate(self._steps.get(info.device, [])))
+        steps = Steps.concatenate(self._steps.get(info.device, []))
+        steps = numbering.steps(without_repeats(steps))
         return DeviceRun(info.device, info, tuple(traces.values()), renumbered(steps, list(traces)))
 
     def _trace(

@@ -85,6 +85,13 @@ def test_counters_readings_findings_and_notes_come_back(tmp_path: Path) -> None:
     assert run.notes == (more[3],)
 
 
+def test_rows_of_steps_that_were_written_twice_count_once(tmp_path: Path) -> None:
+    steps = step_columns(allocated=[10, 20, 20], first=[0, 1, 1], last=[0, 1, 1])
+    run = load(write_run(tmp_path / "r", training(), steps=steps))
+    assert run.devices[0].steps.last.tolist() == [0, 1]
+    assert run.devices[0].steps.allocated.tolist() == [10, 20]
+
+
 def test_owners_that_became_known_late_are_put_where_they_belong(tmp_path: Path) -> None:
     trace = training()
     assert trace.start is not None

@@ -100,11 +100,15 @@ class FiguresByDevice:
             peak.others = max(0, round(used) - peak.last.reserved)
 
     def take(self, *, unfinished: bool = False) -> Iterator[StepsRecord]:
-        """Rows since the last call; the rows in progress too if ``unfinished``."""
+        """Rows since the last call; the rows in progress too if ``unfinished``.
+
+        They are forgotten as the next ones are asked for: an interrupted writer gets them again.
+        """
         for device, rows in self._rows.items():
-            columns = rows.take(unfinished=unfinished)
+            columns = rows.columns(unfinished=unfinished)
             if columns is not None:
                 yield StepsRecord(device, columns)
+                rows.drop(len(columns.first))
 
     def times_to_full(self, infos: Sequence[DeviceInfo]) -> dict[str, TimeToFull]:
         """The devices that fill up, as far as is known by now, and when they are full."""

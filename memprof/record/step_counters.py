@@ -43,33 +43,45 @@ class StepCounters:
         self._remaining = self._single = single
         self._stride = 1
         self._row: dict[str, int] = {}
+        self._last_step = NOT_RECORDED
         self._spans_in_row = 0
         self._finished_rows: list[dict[str, int]] = []
         self._highest = dict.fromkeys(_HIGHEST, 0)
         """In finished rows: what is higher ends its row, so that no kill takes it."""
 
     def __len__(self) -> int:
-        """Rows that `take` would return."""
+        """Rows that `columns` would return."""
         return len(self._finished_rows)
 
     def add(self, steps: Span, counters: Counters, window: int) -> None:
-        """One step, or a few short ones; ``window`` recorded them, or `NOT_RECORDED`."""
+        """One step, or a few short ones; ``window`` recorded them, or `NOT_RECORDED`.
+
+        What a signal interrupts may be begun anew: a step counts once.
+        """
+        steps = steps._replace(first=max(steps.first, self._last_step + 1))
+        if steps.first > steps.last:
+            return
         if self._row and self._row["window"] != window:
             self._finish()  # a row is either in one window or in none
-        new = _row(steps, counters, window)
-        self._row = _merge(self._row, new) if self._row else new
+        row = _row(steps, counters, window)
+        row = _merge(self._row, row) if self._row else row
+        self._row, self._last_step = row, steps.last
         self._spans_in_row += 1
         if self._spans_in_row >= self._stride or self._has_risen():
             self._finish()
 
-    def take(self, *, unfinished: bool = False) -> StepColumns | None:
-        """Rows since the last call, or None; the row in progress too if ``unfinished``."""
+    def columns(self, *, unfinished: bool = False) -> StepColumns | None:
+        """Finished rows until they are dropped, or None; that in progress too if ``unfinished``."""
         if unfinished and self._row:
             self._finish()
-        if not self._finished_rows:
+        rows = self._finished_rows
+        if not rows:
             return None
-        rows, self._finished_rows = self._finished_rows, []
         return StepColumns(**{name: [row[name] for row in rows] for name in _NAMES})
+
+    def drop(self, count: int) -> None:
+        """Forget the first rows: they are written."""
+        del self._finished_rows[:count]
 
     def _has_risen(self) -> bool:
         return any(self._row[name] > HIGHER * most for name, most in self._highest.items())
@@ -77,7 +89,7 @@ class StepCounters:
     def _finish(self) -> None:
         for name, most in self._highest.items():
             self._highest[name] = max(most, self._row[name])
-        self._finished_rows.append(self._row)
+        self._finished_rows += [self._row]  # no call from here on: no signal comes in between
         self._row, self._spans_in_row = {}, 0
         self._remaining -= 1
         if self._remaining <= 0:

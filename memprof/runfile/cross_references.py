@@ -17,7 +17,16 @@ from memprof.run import Steps
 from memprof.runfile.source_digests import MOST_FILES
 from memprof.trace import NOT_RECORDED, Action, Blocks, Events, State
 
-__all__ = ["digests", "in_its_place", "renumbered", "with_owners"]
+__all__ = ["digests", "in_its_place", "renumbered", "with_owners", "without_repeats"]
+
+
+def without_repeats(steps: Steps) -> Steps:
+    """Each row once: a job that was interrupted while it wrote rows may have written them twice."""
+    if not len(steps):
+        return steps
+    rows = np.unique(np.stack([steps.first, steps.last]), axis=1, return_index=True)[1]
+    single: Steps = steps.take(np.sort(rows))
+    return single
 
 
 def renumbered(steps: Steps, windows: list[int]) -> Steps:

@@ -93,7 +93,7 @@ def _annotate(trace: Trace, line: Timeline) -> Steps:
 
 def _step_row(line: Timeline, times: Ints, number: int, start: int, end: int) -> Steps | None:
     low, high = np.searchsorted(times, [start, end + 1])
-    if high == 0 or low == len(times):
+    if high == 0 or low == len(times) or low > high:  # a damaged one may end before it begins
         return None
     allocated, reserved = line.allocated[low : high + 1], line.reserved[low : high + 1]
     return Steps.build(

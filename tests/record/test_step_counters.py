@@ -7,8 +7,16 @@ from itertools import chain
 import msgspec
 
 from memprof.record.step_counters import Span, StepCounters
+from memprof.records import StepColumns
 from memprof.sources.protocol import Counters
 from memprof.trace import NOT_RECORDED
+
+
+def take(rows: StepCounters, *, unfinished: bool = False) -> StepColumns | None:
+    """The rows, as one who writes them down takes them."""
+    columns = rows.columns(unfinished=unfinished)
+    rows.drop(len(columns.first) if columns else 0)
+    return columns
 
 
 def rows_of(steps: int, single: int, peak_at: int = -1) -> list[dict]:
@@ -18,9 +26,9 @@ def rows_of(steps: int, single: int, peak_at: int = -1) -> list[dict]:
         peak = 10**6 if step == peak_at else 100
         figures = Counters("cpu", allocated=step, peak_allocated=peak)
         rows.add(Span(step, step, 10 * step, 10 * step + 9), figures, NOT_RECORDED)
-        columns = rows.take()
+        columns = take(rows)
         taken += [] if columns is None else [msgspec.to_builtins(columns)]
-    columns = rows.take(unfinished=True)
+    columns = take(rows, unfinished=True)
     return taken + ([] if columns is None else [msgspec.to_builtins(columns)])
 
 
@@ -56,7 +64,7 @@ def test_a_step_with_a_new_highest_peak_ends_its_row_at_once():
     told = []
     for step, peak in enumerate(peaks):
         rows.add(Span(step, step, 0, 1), Counters("cpu", peak_reserved=peak), NOT_RECORDED)
-        columns = rows.take()
+        columns = take(rows)
         told.append(columns is not None and columns.peak_reserved[-1])
     assert told[501] == 102  # 101 creeps
     assert told[503] == 300
@@ -67,7 +75,7 @@ def test_a_row_lies_in_one_window_or_in_none():
     rows = StepCounters(single=1)
     for step, window in enumerate([-1, -1, -1, 0, 0, -1, -1]):
         rows.add(Span(step, step, 0, 1), Counters("cpu"), window)
-    columns = rows.take(unfinished=True)
+    columns = take(rows, unfinished=True)
     for first, last, window in zip(columns.first, columns.last, columns.window, strict=True):
         assert {[-1, -1, -1, 0, 0, -1, -1][step] for step in range(first, last + 1)} == {window}
 
@@ -79,5 +87,21 @@ def test_a_million_steps_make_few_rows():
     for step in range(1_000_000):
         rows.add(Span(step, step, 0, 1), figures, NOT_RECORDED)
         if len(rows) >= 1000:
-            count += len(rows.take().first)
+            count += len(take(rows).first)
     assert 12_000 < count <= 14_000
+
+
+def test_a_step_that_is_counted_again_after_an_interruption_counts_once():
+    rows = StepCounters(single=8)
+    for first, last in [(0, 0), (1, 1), (1, 1), (1, 2), (3, 3)]:
+        rows.add(Span(first, last, 0, 1), Counters("cpu"), NOT_RECORDED)
+    columns = rows.columns()
+    assert (columns.first, columns.last) == ([0, 1, 2, 3], [0, 1, 2, 3])
+
+
+def test_rows_are_there_until_they_are_written():
+    rows = StepCounters(single=8)
+    rows.add(Span(0, 0, 0, 1), Counters("cpu"), NOT_RECORDED)
+    assert rows.columns() == rows.columns()
+    rows.drop(1)
+    assert rows.columns() is None
