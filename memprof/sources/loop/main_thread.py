@@ -38,22 +38,14 @@ _PACKAGE, _LAUNCHER = "memprof.", "memprof.record.launch"
 _HANDING_ON: set[CodeType] = set()
 PASSING_ON: set[CodeType] = set()
 """Code of memprof's that calls the program's, see `passes_on`."""
-_turn = threading.Lock()
-"""Held while a call of memprof's waits in Python's queue, which has few places, or is made.
+_turns: dict[int, threading.Lock] = {}
+"""By the process: a lock that is held while a call of memprof's waits in Python's queue or is made.
 
+The queue has few places. A child that was forked has a lock of its own, as nobody releases this.
 Where a program has its calls traced, CPython 3.11 never leaves the beginning of a function while
 another call waits in the queue (its `DO_TRACING` looks there again and again); it would wait until
 this call is over.
 """
-
-
-def _renew_turn() -> None:
-    global _turn  # noqa: PLW0603 - one that was held at a fork is never released in the child
-    _turn = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_turn)
 
 
 def hands_on(function: _Function) -> _Function:
@@ -104,7 +96,7 @@ class MainThread:
         """
         if self._is_closed or os.getpid() != self._pid or self._add is None:
             return False
-        turn = _turn
+        turn = _turns.setdefault(self._pid, threading.Lock())
         waiting = _Waiting(self._run, turn, self._made)
         if not turn.acquire(blocking=False):
             return False
