@@ -50,6 +50,9 @@ PATCHABLE = (
     ("torch", "UntypedStorage"),
 )
 SIGNALS = sorted(signal.valid_signals())
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell's job in the background has Ctrl-C ignored, and so would all that is started here.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Attributes of sys that pytest or Python change during a test.
 FLEETING = {"stdin", "stdout", "stderr", "last_exc", "last_type", "last_value", "last_traceback"}
 

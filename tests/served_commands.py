@@ -28,4 +28,8 @@ def serving(*words: str, until: signal.Signals = signal.SIGINT) -> Iterator[str]
             yield job.stdout.readline()
         finally:
             job.send_signal(until)
-        assert job.wait(30) == 0
+        try:
+            assert job.wait(30) == 0
+        except subprocess.TimeoutExpired:
+            job.kill()
+            raise

@@ -128,7 +128,7 @@ class Session:
             self.output.figures.add(self._header())
         self._steps = 0
         self._last_step = -1
-        self._unseen_steps = 0
+        self._counted_step = -1
         self._look_again_us = 0.0
         self._is_open = True
         self._late_ooms: deque[tuple[Exhausted, int, int]] = deque()
@@ -261,8 +261,8 @@ class Session:
     def _close_torch(self) -> None:
         self._write_late_ooms()
         self._close_boundaries()  # may end a last step
-        if self._unseen_steps:
-            self._look()
+        if self._last_step > self._counted_step:
+            self._look(self._last_step)
         try:
             self._figures.see(self.recording.counters(), self._steps)
             if self.recording.window != NOT_RECORDED:
@@ -311,8 +311,7 @@ class Session:
         if not self._is_open or self._pid != os.getpid():
             return
         self._steps += 1
-        self._unseen_steps += 1
-        self._last_step = step
+        self._last_step = max(self._last_step, step)
         if (
             self.recording.window == NOT_RECORDED
             and _clock_us() < self._look_again_us
@@ -322,7 +321,7 @@ class Session:
             return  # steps so short that a look at each would cost too much
         began_us = thread_us()
         with self._lock, self._inside():
-            self._guard(self._look)
+            self._guard(self._look, step)
             spent_us = self._count_hook(began_us)
             self._look_again_us = _clock_us() + spent_us / _LOOK_SHARE
 
@@ -405,38 +404,39 @@ class Session:
             except guarded_errors():  # it is the user's code, in the user's job
                 _LOG.warning("on_finding raised; the job goes on", exc_info=True)
 
-    def _look(self, *, by_time: bool = False) -> None:
-        """Count at the end of a step, or of a few; open or close a window.
+    def _look(self, step: int, *, by_time: bool = False) -> None:
+        """Count at the end of a step and of those before it; open or close a window.
 
-        ``by_time``: the steps were reckoned from their duration, see `_count_by_time`.
+        Another thread's look may have counted it. ``by_time``: the steps were reckoned from their
+        duration, see `_count_by_time`.
         """
         at_us = round(_clock_us())
         end_us = max(self._step_start_us, now_us())  # the system's clock may have been set back
         self._write_late_ooms()
         if self.recording.grow():
             self._write_header()
-        first = self._last_step - self._unseen_steps + 1
-        counters = self._count(Span(first, self._last_step, self._step_start_us, end_us))
+        steps = Span(self._counted_step + 1, step, self._step_start_us, end_us)
+        counters = self._count(steps)
         self._account()
         if not by_time:  # else nothing is known of how long each step took
-            self.meter.step(self._cost(at_us))
+            self.meter.step(self._cost(at_us, steps.last - steps.first + 1))
         was_open = self._schedule.is_open
         is_open = self._schedule.step_ended(
             at_us,
             self.meter,
             *_allocated_and_idle(counters),
-            step=self._last_step,
+            step=step,
             trains=self._loop_watch is not None and self._loop_watch.trains,
         )
         self._grid = self._schedule.grid(at_us)
         if is_open:
-            self._search(lambda lookout: lookout.step_ended(self._last_step))
+            self._search(lambda lookout: lookout.step_ended(step))
         elif self._is_searching():
-            self._search(lambda lookout: lookout.step_ended_between(self._last_step))
+            self._search(lambda lookout: lookout.step_ended_between(step))
         if is_open != was_open or self.recording.is_over():
             self._change_window(is_open=is_open, in_step=False)
         self._write_now_and_then(at_us)
-        self._unseen_steps = 0
+        self._counted_step = max(self._counted_step, step)
         self._hooks_in_step_us = 0.0
         self._events_in_step, self._prior_in_step_us = 0, 0.0
         self._step_start_us, self._step_began_us = now_us(), _clock_us()
@@ -457,7 +457,10 @@ class Session:
 
     def _count(self, steps: Span) -> list[Counters]:
         counters = self.recording.counters()
-        self._figures.count(steps, counters, self.recording.window)
+        if steps.first > steps.last:
+            self._figures.see(counters, steps.last)
+        else:
+            self._figures.count(steps, counters, self.recording.window)
         for figures in counters:
             self._ooms.add_count(figures.device, figures.ooms, steps.last)
         return counters
@@ -484,10 +487,10 @@ class Session:
         self._schedule.bytes.take(use.bytes)
         self._schedule.rows.take(use.rows)
 
-    def _cost(self, at_us: int) -> StepCost:
+    def _cost(self, at_us: int, steps: int) -> StepCost:
         duration_us = round(at_us - self._step_began_us - self._hooks_in_step_us)
         return StepCost(
-            duration_us=max(0, duration_us) // max(1, self._unseen_steps),
+            duration_us=max(0, duration_us) // max(1, steps),
             events=self._events_in_step,
             in_window=self.recording.window != NOT_RECORDED,
             prior_us=self._prior_in_step_us,
@@ -651,7 +654,6 @@ class Session:
             return
         loop_watch.skip(steps)
         self._steps += steps
-        self._unseen_steps += steps
         self._last_step += steps
         if not self._counted_steps:
             self.recording.note(
@@ -661,7 +663,7 @@ class Session:
                 "mark them yourself with memprof.step()",
             )
         self._counted_steps += steps
-        self._look(by_time=True)
+        self._look(self._last_step, by_time=True)
         self._processor_us = time.process_time() * 1e6
 
     def _judge(self, at_us: int) -> None:

@@ -305,8 +305,9 @@ def test_a_launcher_is_answered_for_each_of_its_ranks(dry_run, site, tmp_path):
     done = launched(dry_run, site, tmp_path, "print()\n" + DDP, "-o", "run.json", "--json")
     told = answer(done)
     assert [(d["rank"], d["device"]) for d in told["devices"]] == [(0, "cuda:0"), (1, "cuda:1")]
-    peaks = {device["peak_allocated_bytes"] for device in told["devices"]}
-    assert len(peaks) == 1
+    peaks = [device["peak_allocated_bytes"] for device in told["devices"]]
+    # Torch's watchdog of NCCL holds the first bucket until it looks, every 0.1 s.
+    assert max(peaks) - min(peaks) in (0, (1024 * 4096 + 4096) * 4)
     assert all(device["nccl_bytes"] for device in told["devices"])
     files = sorted(path.name for path in tmp_path.glob("run*"))
     assert files == ["run.rank0.json", "run.rank1.json"]
