@@ -17,6 +17,7 @@ from memprof.sources.tensor_addresses import (
     DeviceBlock,
     PlaceOf,
     StorageAddress,
+    has_ended,
     place_of,
     storage_place,
 )
@@ -103,7 +104,11 @@ class Targets:
         if self.keys is None or not storages:
             return {}
         by_storage = {storage_key(one): one for one in tensors}
-        keys = ((one, self._storage_key(one, by_storage.get(one._cdata))) for one in storages)
+        keys = (
+            (one, self._storage_key(one, by_storage.get(one._cdata)))
+            for one in storages
+            if not has_ended(one)
+        )
         return {id(one): key for one, key in keys if key}
 
     def _storage_key(self, storage: torch.UntypedStorage, shown_by: torch.Tensor | None) -> int:

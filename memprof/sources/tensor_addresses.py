@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from memprof.cpython.signal_errors import guarded_errors
 
-__all__ = ["DeviceBlock", "PlaceOf", "StorageAddress", "place_of", "storage_place"]
+__all__ = ["DeviceBlock", "PlaceOf", "StorageAddress", "has_ended", "place_of", "storage_place"]
 
 StorageAddress: TypeAlias = "tuple[str, int]"
 """A device such as ``cuda:0``, and the first byte of a storage on it; 0 where it has no bytes."""
@@ -66,6 +66,15 @@ class _DeviceNames(dict[int, str]):
 _CUDA = _DeviceNames()
 
 
+def has_ended(storage: Any) -> bool:
+    """Whether nothing is left of a storage but Python's object and weak references of C++.
+
+    torch.compile leaves such about. Asking one of them for anything that copies torch's handle,
+    its device for example, frees its memory a second time (2.4: the heap is damaged).
+    """
+    return bool(storage._expired(storage._cdata))
+
+
 def storage_place(storage: Any) -> StorageAddress:
     """Where a storage begins that no tensor shows; nowhere if its memory was taken away.
 
@@ -73,7 +82,7 @@ def storage_place(storage: Any) -> StorageAddress:
     of those on the meta device, and torch 2.7 damages the heap at those that have no bytes.
     """
     try:
-        if storage.device.type == "meta" or not storage.nbytes():
+        if has_ended(storage) or storage.device.type == "meta" or not storage.nbytes():
             return _NOWHERE
         return str(storage.device), int(storage.data_ptr())
     except (RuntimeError, NotImplementedError):

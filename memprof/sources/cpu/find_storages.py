@@ -14,6 +14,7 @@ from memprof.sources.autograd import grad_fn_of, gradient_of
 from memprof.sources.gc_instances import instances_of, subclasses_of
 from memprof.sources.guarded_access import GuardedAccess
 from memprof.sources.owners.tensor_owners import Differentiated, is_plain, storages, tensors_in
+from memprof.sources.tensor_addresses import has_ended
 from memprof.sources.training_threads import may_read_graphs, may_read_tensors
 
 __all__ = ["SavedTensors", "StorageSearch", "cpu_storages", "objects_with_tensors", "reads_saved"]
@@ -154,7 +155,7 @@ def _storages(tensors: Iterable[Any], guard: GuardedAccess) -> Iterator[Any]:
 
     def of(item: Any) -> Iterable[Any]:
         if isinstance(item, torch.UntypedStorage):
-            return (item,) if item.device.type == "cpu" else ()
+            return (item,) if not has_ended(item) and item.device.type == "cpu" else ()
         return cpu_storages(item, guard) if isinstance(item, torch.Tensor) else ()
 
     return guard.within(of, tensors)
