@@ -179,7 +179,11 @@ def test_the_address_of_a_storage_without_bytes_is_not_asked_for():
     """On torch 2.7 asking one that torch.compile left behind damages the heap."""
 
     class Storage:
+        _cdata = 4711
         device = torch.device("cuda", 0)
+
+        def _expired(self, _key):
+            return False
 
         def nbytes(self):
             return 0
