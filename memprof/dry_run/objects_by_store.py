@@ -2,7 +2,8 @@
 
 torch sends an object as a tensor, after its size. Above NCCL's stand-in both would be what the
 receiver had there before. Ranks that are really there have a store in common, which torch met them
-by, and objects are exchanged through it instead. Groups that have gloo are left to it.
+by, and objects are exchanged through it instead. Groups that have gloo are left to it. Nor does
+NCCL's stand-in wait for anybody: at a barrier, and before a rank leaves, ranks meet by the store.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from collections.abc import Callable, MutableSequence, Sequence
+from contextlib import suppress
+from datetime import timedelta
 from functools import wraps
 from types import ModuleType
 from typing import Any
@@ -22,6 +25,8 @@ def exchange_objects_by_store(module: ModuleType) -> None:
     for name, function in _FUNCTIONS.items():
         if hasattr(module, name):
             setattr(module, name, _by_store(module, getattr(module, name), function))
+    for name, meeting in _MEETINGS.items():
+        setattr(module, name, meeting(module, getattr(module, name)))
 
 
 def _by_store(
@@ -35,6 +40,39 @@ def _by_store(
         )
 
     return call
+
+
+def _with_meeting(module: ModuleType, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """``barrier``, which takes NCCL's memory and returns when all ranks have come."""
+
+    @wraps(theirs)
+    def barrier(*arguments: Any, **keywords: Any) -> Any:
+        work = theirs(*arguments, **keywords)
+        exchange = _Exchange.of(module, "barrier", arguments, keywords)
+        if exchange is not None and work is None:
+            exchange.meet()
+        return work
+
+    return barrier
+
+
+def _after_meeting(module: ModuleType, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """``destroy_process_group``, before which all ranks have come.
+
+    With a card none is there before the last exchange of all. Here the rank that keeps the store
+    would take it away while another one still sets up NCCL.
+    """
+
+    @wraps(theirs)
+    def destroy_process_group(group: Any = None) -> Any:
+        if group is None and module.is_initialized():
+            exchange = _Exchange.of(module, "destroy_process_group", (), {})
+            if exchange is not None:
+                with suppress(RuntimeError):  # a rank that has failed never comes
+                    exchange.meet(_PATIENCE)
+        return theirs(group)
+
+    return destroy_process_group
 
 
 _calls: Counter[tuple[str, object]] = Counter()
@@ -74,6 +112,17 @@ class _Exchange:
         if group_rank is not None:
             return group_rank
         return int(self._module.get_group_rank(self._group, rank or 0))
+
+    def meet(self, patience: timedelta | None = None) -> None:
+        """Return when all ranks have called this as often.
+
+        Raises:
+            RuntimeError: one did not come before the store's own time was over, or ``patience``.
+        """
+        key = self.key("meeting")
+        self.put(key, self.own, None)
+        keys = [f"{key}/{rank}" for rank in range(self.ranks)]
+        self._store.wait(keys, *([patience] if patience is not None else []))
 
     def put(self, key: str, rank: int, obj: object) -> None:
         self._store.set(f"{key}/{rank}", pickle.dumps(obj))
@@ -147,7 +196,11 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "broadcast_object_list": _broadcast_object_list,
     "scatter_object_list": _scatter_object_list,
 }
+_MEETINGS = {"barrier": _with_meeting, "destroy_process_group": _after_meeting}
+_PATIENCE = timedelta(seconds=60)
 _PLACE_OF_GROUP = {
+    "barrier": 0,
+    "destroy_process_group": 0,
     "_all_gather_object": 2,
     "_gather_object": 3,
     "_broadcast_object_list": 2,
