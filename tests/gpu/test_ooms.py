@@ -179,11 +179,11 @@ def test_between_windows_the_cause_is_judged_by_blocks_and_counters(tmp_path, so
         model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(8)]).cuda()
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
         kept = []
-        for _ in range(1000):
+        for _ in range(10_000):
             model(torch.ones(4096, 2048, device="cuda")).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            kept.append(floats(6))  # so many steps that counters are looked at often enough
+            kept.append(floats(2))  # so many steps that counters are looked at often enough
 
     def tracked():
         # No allowance is left for a window that opens as memory climbs, on no machine.
