@@ -108,7 +108,7 @@ def _remedy(rule: str, advice: Advice, case: Case) -> Remedy:
         saves_bytes=round(nbytes * (1 - advice.remains)),
         peak_before=saving.before if saving is not None else -1,
         peak_after=_after(saving, advice.remains) if saving is not None else -1,
-        typed=typed(advice.fix, case.finding.stack, case.finding.device),
+        typed=advice.typed or typed(advice.fix, case.finding.stack, case.finding.device),
         patch=advice.patch,
         page=explained_by(advice.fix),
         rule=rule,

@@ -78,6 +78,8 @@ class Advice:
     """Share of the bytes that are there all the same after the change."""
     saving: Saving | None = None
     """What this very change saves, where that is not what the match says."""
+    typed: str = ""
+    """What to type, where that is not what the fix says of every program."""
     otherwise: bool = False
     """It is another way, for where the first does not fit: of growth it comes after what the other
     rules that match advise first."""

@@ -116,3 +116,29 @@ def test_a_copy_that_nobody_has_is_kept_by_its_gradients(program, tmp_path):
 @pytest.mark.parametrize("program", [copies_are_kept, cleared_copies_are_kept])
 def test_copies_that_a_list_keeps_are_that_lists(program, tmp_path):
     assert "create-graph" not in names(program, tmp_path / "run.json")
+
+
+def fires_beyond_the_optimizers_parameters():
+    features, head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), nn.Linear(WIDTH, WIDTH)
+    model = nn.Sequential(features, head)
+    optimizer = torch.optim.SGD(head.parameters(), 0.01)
+
+    def step(number):
+        optimizer.zero_grad()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model(torch.randn(4, WIDTH)).square().sum().backward(create_graph=True)
+        sum(one.grad.square().sum() for one in head.parameters()).backward()
+        optimizer.step()
+
+    return step
+
+
+def test_what_is_typed_clears_parameters_that_the_optimizer_does_not_have(tmp_path):
+    found = findings_of(fires_beyond_the_optimizers_parameters, tmp_path / "run.json")[0]
+    first = found.remedies[0]
+    assert (first.rule, first.fix, first.typed) == (
+        "create-graph",
+        "set_to_none",
+        "model.zero_grad()",
+    )

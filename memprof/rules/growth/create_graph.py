@@ -57,8 +57,10 @@ class CreateGraph(GrowthRule[DifferentiableGradient]):
         dropped = Advice(
             "set_to_none",
             "With `create_graph=True` a gradient holds the graph that made it, and that the "
-            "leaf: set `.grad = None` once the gradients have been used.",
+            "leaf: set `.grad = None` once the gradients have been used. An optimizer's "
+            "`zero_grad` does so for its own parameters alone.",
             cause.place,
+            typed="model.zero_grad()" if cause.of_parameters else "x.grad = None",
         )
         returned = Advice(
             "autograd_grad",
