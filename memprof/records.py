@@ -41,7 +41,7 @@ __all__ = [
     "is_out_of_memory",
 ]
 
-SCHEMA_VERSION = (1, 7)
+SCHEMA_VERSION = (1, 8)
 """(major, minor). A reader refuses a newer major version and ignores what a newer minor adds.
 
 What a field meant in an older version is brought to its present meaning by `older_schema`.
@@ -62,6 +62,7 @@ History:
     1.7  `double_results`: what operators return in double precision, and why;
          `unmoved_parameters`: modules that an optimizer steps with a rate of 0; a trace names the
          forward line that allocations of a backward pass come of (2026-11)
+    1.8  a `Link` says whether the value under a weak key refers to that key (2026-11)
 """
 
 

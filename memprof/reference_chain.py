@@ -201,6 +201,8 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     """The container was shorter at an earlier look; put in when a recording is read."""
     orphaned: int = 0
     """Of an optimizer: states of parameters that none of its groups has any more."""
+    keeps_own_key: bool = False
+    """Of an entry under a weak key: its value refers to the key, which so never ends."""
 
     @property
     def is_keyed_by_tensor(self) -> bool:

@@ -6,10 +6,13 @@ through the methods of the built-in types, so no property, ``__getattr__`` or ``
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import threading
 import types
+import weakref
+from collections import deque
 from collections.abc import Iterator
 
 import msgspec
@@ -61,6 +64,8 @@ _MOST_RELEASES = 16
 _OF_QUEUES = ("queue", "_queue")
 """Attributes in which queues have their items."""
 _INDEX_FROM = 64  # containers this large get an index, for many of their items may be asked for
+_MOST_BELOW = 500
+"""Objects below the value of a weak key that are looked at for the key itself."""
 
 
 def _key_text(key: object) -> str:
@@ -69,9 +74,12 @@ def _key_text(key: object) -> str:
         return text if len(text) <= 60 else text[:57] + "...'"
     if type(key) is tuple and len(key) <= 4:
         return "(" + ", ".join(_key_text(one) for one in key) + ")"
-    return f"<{type(key).__name__}>"
+    referent = weakref.ref.__call__(key) if type(key) is weakref.ref else None
+    return f"<{type(key if referent is None else referent).__name__}>"
 
 
+_OF_PROGRAMS = (types.ModuleType, types.FunctionType, types.CodeType, types.FrameType, type)
+"""Objects that refer to everything in the end."""
 _SUSPENDED = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 
 
@@ -165,6 +173,7 @@ class Naming:
                     length=size,
                     limit=bound_of(owner),
                     is_record=self._is_record(owner, size),
+                    keeps_own_key=how is LinkKind.ITEM and _keeps_own_key(place, value),
                 )
         ways = [*PROBES] if self._may_be_probed(kind) else []
         has_more = is_tensor_type(kind) or is_node_type(kind)  # than attributes: told without names
@@ -263,6 +272,25 @@ class _Key:
 
     def __init__(self, key: object) -> None:
         self.key = key
+
+
+def _keeps_own_key(place: object, value: object) -> bool:
+    """Whether the key of an entry is a weak reference to what the entry's value refers to."""
+    if type(place) is not _Key or type(place.key) is not weakref.ref:
+        return False
+    referent = weakref.ref.__call__(place.key)
+    if referent is None:
+        return False
+    waiting, known = deque([value]), {id(value)}
+    while waiting:
+        one = waiting.popleft()
+        if one is referent:
+            return True
+        for below in gc.get_referents(one) if not issubclass(type(one), _OF_PROGRAMS) else ():
+            if id(below) not in known and len(known) < _MOST_BELOW:
+                known.add(id(below))
+                waiting.append(below)
+    return False
 
 
 def _items(owner: object) -> Iterator[tuple[object, LinkKind, object]]:

@@ -15,6 +15,10 @@ _MODULE, _ITEM = LinkKind.MODULE_ATTRIBUTE, LinkKind.ITEM
 _STATE = LinkKind.OPTIMIZER_STATE
 _OF_MODULES = ("_modules", "_parameters")
 _BY_NAME = frozenset(("ModuleDict", "ParameterDict"))
+_WRAPPERS = frozenset(
+    ("UserDict", "UserList", "WeakIdKeyDictionary", "WeakKeyDictionary", "WeakValueDictionary")
+)
+"""Classes, of Python's and of torch, that have their entries in a dict or list called ``data``."""
 _CONTAINERS = _BY_NAME | {"ModuleList", "ParameterList"}
 
 
@@ -159,7 +163,17 @@ def _join_iterators(links: list[Link], at: int) -> tuple[Link | None, int]:
     return (links[at], used) if used > 1 else (None, 0)
 
 
+def _join_wrapper(links: list[Link], at: int) -> tuple[Link | None, int]:
+    """An entry of ``table.data``, where ``table`` is a class around Python's dict or list."""
+    if links[at].name != "data" or links[at].type_name not in _WRAPPERS:
+        return None, 0
+    if at + 1 == len(links) or links[at + 1].kind != _ITEM:
+        return None, 0
+    return msgspec.structs.replace(links[at + 1], type_name=links[at].type_name), 2
+
+
 _JOINS: dict[str, Callable[[list[Link], int], tuple[Link | None, int]]] = {
+    LinkKind.ATTRIBUTE: _join_wrapper,
     LinkKind.MODULE_ATTRIBUTE: _join_module,
     LinkKind.OPTIMIZER_STATE: _join_state,
     LinkKind.HOOK: _join_hook,

@@ -24,7 +24,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "clear_container": "Empty the container when its contents have been used.",
         "bound_cache": "Give the cache a largest size.",
         "bound_queue": "Give the queue a largest size, so that what fills it has to wait.",
-        "weakref": "Register objects weakly, so that the registry does not keep them.",
+        "weakref": "Refer to objects weakly, so that what refers to them does not keep them.",
         "plain_function": "Register a function that does not refer to the object.",
         "release": "Call the method by which an object lets go of what another one put in.",
         "reiterate": "Begin the loader anew for each round: no `itertools.cycle`.",

@@ -11,6 +11,7 @@ from memprof.reference_chain import THROUGH_GRAPH, LinkKind
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause
 from memprof.rules.source_facts import handed_over
+from memprof.source_code.assignment_index import is_empty_container
 from memprof.source_code.call_sites import Handed
 from memprof.source_code.idioms import growing, last_name
 from memprof.source_code.patch import diff, wrapped
@@ -138,12 +139,19 @@ def _held_value(holder: Holder, place: Place) -> ast.expr | None:
             return None
         name, value, within = ast.unparse(pairs[0][0]), pairs[0][1], 0
     places_of_name = [at for at, link in enumerate(links) if link.name == last_name(name)]
-    below = links[places_of_name[-1] + 1 :] if places_of_name else links[len(links) - within :]
+    # A variable stands for an item of what the chain names: its own items are the last.
+    top = places_of_name[-1] + 1 if places_of_name else len(links) - within - _depth(value)
+    below = links[max(0, top) :]
     if any(link.kind != LinkKind.ITEM for link in below) or len(below) < within:
         return None
     for link in below[within:]:
         value = _entry(value, link.name)
     return value
+
+
+def _depth(value: ast.expr | None) -> int:
+    """How many items lead to the tensor in what is put there: one in a tuple that is written."""
+    return int(isinstance(value, (ast.Tuple, ast.List, ast.Dict)))
 
 
 def _entry(value: ast.expr | None, name: str) -> ast.expr | None:
@@ -161,6 +169,9 @@ def _slicing(case: Case) -> Place | None:
     """A statement that takes a part of what the site made, or in the keeper's function."""
     scopes = [p for p in (case.site, *case.places, *(place for _, place in case.frames)) if p]
     names = {ast.unparse(t) for p in scopes for t in bound_names(p.statement)}
+    for place in scopes:  # an item of a container is no part of a tensor
+        containers = (t for t, value in assigned(place.statement) if is_empty_container(value))
+        names.difference_update(ast.unparse(container) for container in containers)
     for place in scopes:
         for node in ast.walk(place.scope):
             if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Subscript):

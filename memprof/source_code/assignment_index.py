@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from memprof.source_code.parse import syntax_tree
 from memprof.source_code.verbs import (
+    CONTAINERS,
     FACTORIES,
     FILLING,
     NUMBER_FUNCTIONS,
@@ -27,6 +28,7 @@ __all__ = [
     "Bound",
     "Fill",
     "Index",
+    "is_empty_container",
     "read_index",
 ]
 
@@ -60,6 +62,8 @@ class Fill:
     """First line of the function it stands in."""
     passed: bool = field(default=False, compare=False)
     """True if the variable is a parameter of that function."""
+    by_method: bool = field(default=False, compare=False)
+    """True if a container's method puts it there: ``kept.append(x)``."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +148,8 @@ class _Reader:
     flags: dict[str, bool]
     aliases: list[tuple[int, str, str]] = field(default_factory=list)
     """Scope and name of variables that stand for an attribute: ``seen = self.seen``."""
+    item_aliases: list[tuple[int, str, str]] = field(default_factory=list)
+    """The same of variables that stand for an item: ``group = self.groups[key]``."""
 
     def read(self, tree: ast.AST) -> None:
         waiting = [_Place(tree)]
@@ -155,6 +161,11 @@ class _Reader:
             for one in self.index.filled.get(name, []):
                 if one.scope == scope and one.rank % NO_TENSOR == FILLED:
                     self.index.filled.setdefault(attribute, []).append(one)
+        for scope, name, container in self.item_aliases:
+            # An item may be a tensor, and what is written into that adds nothing to the container.
+            for one in self.index.filled.get(name, []):
+                if one.scope == scope and one.by_method and one.rank % NO_TENSOR == FILLED:
+                    self.index.filled.setdefault(container, []).append(one)
 
     def _inside(self, place: _Place) -> Iterator[_Place]:
         node, function, class_, body = place.node, place.function, place.class_, place.in_class_body
@@ -224,10 +235,15 @@ class _Reader:
             self._bind(target.id, Bound(line, place.off, part, own))
             if isinstance(value, ast.Attribute):
                 self.aliases.append((place.scope, target.id, "." + value.attr))
+            container = _name(_container_of_item(value)) if value is not None else ""
+            if container and container != target.id:
+                self.item_aliases.append((place.scope, target.id, container))
             if place.in_class_body:
                 lines = self.index.in_class.setdefault((place.class_, target.id), [])
                 lines.append((place.off, line))
-        if isinstance(target, ast.Subscript) or isinstance(place.node, ast.AugAssign):
+        if isinstance(target, ast.Subscript) and is_empty_container(value):
+            rank = EMPTIED  # what is put into it later grows
+        elif isinstance(target, ast.Subscript) or isinstance(place.node, ast.AugAssign):
             rank = FILLED
         elif _is_empty(value):
             rank = EMPTIED
@@ -251,6 +267,7 @@ class _Reader:
         place: _Place,
         of_itself: bool = False,
         key: str = "",
+        by_method: bool = False,
     ) -> None:
         name = target if isinstance(target, str) else _name(target)
         if not name:
@@ -269,6 +286,7 @@ class _Reader:
             function=place.function,
             scope=place.scope,
             passed=value_name in place.parameters,
+            by_method=by_method,
         )
         self.index.filled.setdefault(name, []).append(fill)
         if key and rank % NO_TENSOR == FILLED:
@@ -287,7 +305,8 @@ class _Reader:
         if name_called in FILLING:
             first = node.args[-1] if node.args else None
             key = _innermost_key(node.func.value)
-            self._fill(node.func.value, FILLED, node.lineno, first, place, key=key)
+            rank = EMPTIED if name_called == "setdefault" and is_empty_container(first) else FILLED
+            self._fill(node.func.value, rank, node.lineno, first, place, key=key, by_method=True)
         if name_called == "save_for_backward":
             self.index.saved.setdefault(place.class_, []).append((place.off, node.lineno))
         if name_called.startswith("register_") and "hook" in name_called:
@@ -371,6 +390,15 @@ def _name(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+def _container_of_item(value: ast.expr) -> ast.AST:
+    """``self.groups`` of ``self.groups[key]`` and of ``self.groups.setdefault(key, [])``."""
+    if isinstance(value, ast.Subscript) and not isinstance(value.slice, ast.Slice):
+        return value.value
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        return value.func.value if value.func.attr in ("get", "setdefault") else ast.Pass()
+    return ast.Pass()
+
+
 def _innermost_key(target: ast.expr) -> str:
     """``rows`` of ``state["rows"][3]``, by which a record is asked for a container; else empty."""
     while isinstance(target, ast.Subscript):
@@ -447,6 +475,14 @@ def _is_fresh(value: ast.expr | None) -> bool:
     if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
         return False
     return _name(value.func.value) == "torch" and value.func.attr in FACTORIES
+
+
+def is_empty_container(value: ast.expr | None) -> bool:
+    """True if an expression makes one of Python's containers with nothing in it."""
+    if isinstance(value, ast.Call):
+        name = _name(value.func).lstrip(".")
+        return name in CONTAINERS and (not value.args or name == "defaultdict")
+    return isinstance(value, (ast.List, ast.Dict)) and _is_empty(value)
 
 
 def _is_empty(value: ast.expr | None) -> bool:

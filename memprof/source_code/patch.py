@@ -19,6 +19,7 @@ __all__ = [
     "removed",
     "replaced",
     "unified",
+    "with_import",
     "with_keyword",
     "without_keyword",
     "wrapped",
@@ -117,6 +118,15 @@ def after(program: Program, statement: ast.stmt, text: str) -> Edit:
     """A new line below a statement, indented like it."""
     line = (statement.end_lineno or statement.lineno) + 1
     return Edit(line, 0, line, 0, _indent(program, statement.lineno) + text + "\n")
+
+
+def with_import(program: Program, module: str) -> list[Edit] | None:
+    """What imports a module in a file: nothing where it does; None where there is no place."""
+    imports = [n for n in program.tree.body if isinstance(n, (ast.Import, ast.ImportFrom))]
+    if any(a.name == module for n in imports if isinstance(n, ast.Import) for a in n.names):
+        return []
+    plain = [n for n in imports if not (isinstance(n, ast.ImportFrom) and n.module == "__future__")]
+    return [after(program, plain[0], f"import {module}")] if plain else None
 
 
 def removed(program: Program, statement: ast.stmt) -> Edit:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 __all__ = [
     "ALSO_OF_TENSORS",
+    "CONTAINERS",
     "CONTAINER_METHODS",
     "CONVERTING",
     "COPYING",
@@ -35,6 +36,9 @@ __all__ = [
     "VIEWING",
     "adds_in_place",
 ]
+
+CONTAINERS = frozenset(("Counter", "OrderedDict", "defaultdict", "deque", "dict", "list", "set"))
+"""Classes of Python's containers that can be filled."""
 
 FILLING_BY_KEY = frozenset(("setdefault", "update"))
 """Methods that put entries into a mapping."""

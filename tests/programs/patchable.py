@@ -6,6 +6,7 @@ HEAD = """\
 import functools
 import torch
 from torch import nn
+from weakref import WeakKeyDictionary
 
 
 """
@@ -60,6 +61,22 @@ class Pipeline:
     def step(self):
         with torch.no_grad():
             Adapter().proj(torch.randn(4, 160))
+""",
+    "weakref/own-key": """\
+class Fit:
+    def __init__(self, layer):
+        self.layer = layer
+
+
+class Fits:
+    def __init__(self):
+        self.of = WeakKeyDictionary()
+
+    def step(self):
+        layer = nn.Linear(160, 160)
+        self.of[layer] = Fit(layer)
+        with torch.no_grad():
+            layer(torch.randn(4, 160))
 """,
     "bound_cache/functools-cache/lru_cache": """\
 @functools.lru_cache(maxsize=None)

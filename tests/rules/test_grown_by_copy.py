@@ -30,6 +30,21 @@ def looks_alike():
     return step
 
 
+def room_that_doubles():
+    def step(number):
+        out = torch.zeros(8, 1024)
+        for _ in range(6):
+            out = torch.cat((out, torch.zeros_like(out)))
+        (out + 1).sum().item()
+
+    return step
+
+
+def test_a_room_that_doubles_until_it_is_large_enough_is_meant(tmp_path):
+    found = findings_of(room_that_doubles, tmp_path / "run.json")
+    assert "grown-by-copy" not in {one.rule for one in found}
+
+
 def test_the_last_copy_is_the_highest_moment(tmp_path):
     found = next(
         one for one in findings_of(fires, tmp_path / "run.json") if one.rule == "grown-by-copy"

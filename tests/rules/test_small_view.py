@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import torch
 
 from tests.rules.recorded import findings_of
@@ -59,3 +61,23 @@ def test_a_view_is_not_to_blame_for_what_its_graph_keeps(tmp_path):
     assert any(holder.through_graph for holder in found.holders)
     assert found.rule == "kept-graph"
     assert found.remedies[0].fix == "detach"
+
+
+def hardest_of_each_class():
+    """The list of a class is fetched by one statement and filled by the next."""
+    by_class = collections.defaultdict(list)
+
+    def step(number):
+        batch = torch.zeros(WIDTH, WIDTH)
+        shelf = by_class[number % 3]
+        shelf.append((1.0, batch[2]))
+
+    return step
+
+
+def test_the_view_is_cloned_where_the_list_of_its_class_is_filled(tmp_path):
+    (found,) = findings_of(hardest_of_each_class, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert first.fix == "clone_view"
+    assert first.code == "shelf.append((1.0, batch[2]))"
+    assert "+        shelf.append((1.0, batch[2].clone()))" in first.patch

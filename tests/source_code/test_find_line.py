@@ -56,6 +56,34 @@ def test_a_variable_that_stands_for_an_attribute_fills_it(tmp_path: Path) -> Non
     assert filled_at(filename, ".seen") == line_of(filename, "seen.append(x)")
 
 
+@pytest.mark.parametrize("item", ["self.groups[key]", "self.groups.setdefault(key, [])"])
+def test_a_variable_that_stands_for_an_item_fills_the_container(tmp_path: Path, item: str) -> None:
+    text = (
+        "class Memory:\n    def __init__(self):\n        self.groups = defaultdict(list)\n"
+        f"    def take(self, key, x):\n        group = {item}\n        group.append(x)\n"
+    )
+    filename = source(tmp_path, text)
+    assert filled_at(filename, ".groups") == line_of(filename, "group.append(x)")
+
+
+def test_what_is_written_into_an_item_adds_nothing_to_the_container(tmp_path: Path) -> None:
+    text = (
+        "class Data:\n    def __init__(self, path):\n        self.rows = load(path)\n"
+        "    def mask(self, key):\n        row = self.rows[key]\n        row[0] = 0 * row\n"
+    )
+    filename = source(tmp_path, text)
+    assert filled_at(filename, ".rows") == line_of(filename, "self.rows = load(path)")
+
+
+def test_an_empty_list_under_a_new_key_fills_nothing(tmp_path: Path) -> None:
+    text = (
+        "def keep(groups, key, x):\n    if key not in groups:\n        groups[key] = []\n"
+        "    groups[key].append(x)\n"
+    )
+    filename = source(tmp_path, text)
+    assert filled_at(filename, "groups") == line_of(filename, "groups[key].append(x)")
+
+
 def test_nested_dicts_are_filled_where_most_of_the_keys_are_named(tmp_path: Path) -> None:
     text = 'h["train"]["acc"].append(1)\nh["val"]["loss"].append(y)\nh["train"]["loss"].append(x)\n'
     filename = source(tmp_path, text)

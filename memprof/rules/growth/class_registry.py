@@ -12,7 +12,7 @@ from memprof.rules.case import Case, says
 from memprof.rules.containers import FilledContainer, below_item, filled_registry, is_cache
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.rules.standard_registries import registration
-from memprof.source_code.patch import after, diff, replaced
+from memprof.source_code.patch import diff, replaced, with_import
 from memprof.source_code.program import Place
 
 __all__ = ["RULE"]
@@ -77,16 +77,10 @@ def _weak(place: Place | None) -> str:
         return ""
     if statement.value is None or ast.unparse(statement.value) != "set()":
         return ""
-    tree = place.program.tree
-    imports = [n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))]
-    modules = {a.name for n in imports if isinstance(n, ast.Import) for a in n.names}
-    edit = replaced(statement.value, "weakref.WeakSet()")
-    if "weakref" in modules:
-        return diff(place.program, edit)
-    plain = [n for n in imports if not (isinstance(n, ast.ImportFrom) and n.module == "__future__")]
-    if not plain:
+    edits = with_import(place.program, "weakref")
+    if edits is None:
         return ""
-    return diff(place.program, after(place.program, plain[0], "import weakref"), edit)
+    return diff(place.program, *edits, replaced(statement.value, "weakref.WeakSet()"))
 
 
 RULE = ClassRegistry()

@@ -13,6 +13,12 @@ from memprof.views.window import Window
 
 __all__ = ["RULE"]
 
+_LEAST_FACTOR = 1.5
+"""Of a copy's size to that of the tensor it was copied from: parts of one size that are added one
+by one soon are less."""
+_SOON = 4
+"""Events after a copy is made, by which the statement has let go of what it copied."""
+
 
 class GrownByCopy(WasteRule[Match]):
     """`x = torch.cat((x, new))`: each time, the new tensor is made beside the old one."""
@@ -26,11 +32,15 @@ class GrownByCopy(WasteRule[Match]):
         large = large_tensor(window)
         if large is None or large.place is None or not enlarged_copy(large.place.statement):
             return
+        copies = made_on_its_line(window, large.row)
+        lasting = copies[window.lives.free[copies] > window.lives.alloc[copies] + _SOON]
+        if len(lasting) and all(_is_by_factor(window, int(row)) for row in lasting):
+            return  # few copies, of a room that is kept large enough
         yield Match(
             row=large.row,
             rows=large.there,
             nbytes=large.nbytes,
-            saving=window.replayed(window.whole(made_on_its_line(window, large.row))),
+            saving=window.replayed(window.whole(copies)),
         )
 
     def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same
@@ -42,6 +52,14 @@ class GrownByCopy(WasteRule[Match]):
         why = f"Old and new copy are there at once, {format_bytes(match.nbytes)}"
         yield Advice("preallocate", f"{why}: allocate once and fill.", case.site)
         yield Advice("cpu_offload", f"{why}: collect the parts on the host.", case.site)
+
+
+def _is_by_factor(window: Window, row: int) -> bool:
+    """Whether a copy is larger by a factor than all that is freed as soon as it is made."""
+    made = window.lives.alloc[row]
+    freed = (window.lives.free > made) & (window.lives.free <= made + _SOON)
+    older = window.lives.requested[freed]
+    return bool(older.size) and window.lives.requested[row] >= _LEAST_FACTOR * older.max()
 
 
 RULE = GrownByCopy()
