@@ -25,7 +25,7 @@ from memprof.reference_chain import (
 __all__ = ["Clause", "clauses", "describe", "keeper", "label", "names_line", "shortened"]
 
 _JOINED = ", kept by "
-_AGAIN = re.compile(r"((?:\.\w+|\[[^\[\]]*\]){1,4}?)\1{3,}")
+_AGAIN = r"((?:\.\w+|\[[^\[\]]*\]){1,4}?)\1{3,}"
 """Attributes and items that follow one another at least four times."""
 
 
@@ -264,7 +264,9 @@ def _expressions(path: list[Link]) -> list[str]:
 
 def _fold(expression: str) -> str:
     """``[0].next…`` with a step that comes again and again said once, and how often it comes."""
-    return _AGAIN.sub(lambda run: f"({run[1]} x{len(run[0]) // len(run[1])})", expression)
+    return re.sub(
+        _AGAIN, lambda run: f"({run[1]} x{len(run[0]) // len(run[1])})", expression
+    )
 
 
 def _variable(root: Link) -> Clause:

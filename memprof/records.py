@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import msgspec
 
-from memprof.chain_description import describe
 from memprof.reference_chain import THROUGH_GRAPH, Link, LinkKind
 
 __all__ = [
@@ -391,6 +390,8 @@ class Holder(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def description(self) -> str:
         """The chain as one line for a person; no part of the record."""
+        from memprof.chain_description import describe  # a job that records needs no words
+
         return describe(self.links)
 
     @property

@@ -22,12 +22,11 @@ _FACTORS = {
     **{f"{p}{s}": 1024**e for e, p in enumerate("kmgtp", start=1) for s in ("", "ib", "i")},
     **{f"{p}b": 1000**e for e, p in enumerate("kmgtp", start=1)},
 }
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
+# compiled when first asked for: a recording begins without them
+_SIZE = r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]*)\s*"
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
-_DURATION = re.compile(
-    r"\s*[0-9]+(?:\.[0-9]+)?\s*|(?:\s*[0-9]+(?:\.[0-9]+)?\s*(?:s|min|m|h|d)\s*)+", re.IGNORECASE
-)
+_PART = r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)"
+_DURATION = r"(?i)\s*[0-9]+(?:\.[0-9]+)?\s*|(?:\s*[0-9]+(?:\.[0-9]+)?\s*(?:s|min|m|h|d)\s*)+"
 
 
 def format_bytes(nbytes: float) -> str:
@@ -54,7 +53,7 @@ def parse_bytes(text: str) -> int:
     Raises:
         SettingsError: the text is no size.
     """
-    match = _SIZE.fullmatch(text)
+    match = re.fullmatch(_SIZE, text)
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
         raise SettingsError(f"{text!r} is not a size", "write it like 24GiB, 512MiB or 80GB")
@@ -68,9 +67,9 @@ def parse_duration_s(text: str) -> float:
     Raises:
         SettingsError: the text is no duration.
     """
-    if _DURATION.fullmatch(text) is None:
+    if re.fullmatch(_DURATION, text) is None:
         raise SettingsError(f"{text!r} is not a duration", "write it like 90s, 10m or 1h30m")
-    return sum(float(n) * _SECONDS[unit.lower()[:1]] for n, unit in _PART.findall(text))
+    return sum(float(n) * _SECONDS[unit.lower()[:1]] for n, unit in re.findall(_PART, text))
 
 
 def format_duration(duration_us: float) -> str:
