@@ -264,9 +264,7 @@ def _expressions(path: list[Link]) -> list[str]:
 
 def _fold(expression: str) -> str:
     """``[0].next…`` with a step that comes again and again said once, and how often it comes."""
-    return re.sub(
-        _AGAIN, lambda run: f"({run[1]} x{len(run[0]) // len(run[1])})", expression
-    )
+    return re.sub(_AGAIN, lambda run: f"({run[1]} x{len(run[0]) // len(run[1])})", expression)
 
 
 def _variable(root: Link) -> Clause:

@@ -39,6 +39,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "map_location_cpu": 'Load files to the host: `torch.load(…, map_location="cpu")`.',
         "clone_view": "Clone the small part, so that the whole storage can go.",
         "narrow_before_cast": "Take the part that is needed before casting to a wider type.",
+        "narrow_first": "Take the part that is read before computing, not of the result.",
         "single_precision": "Compute in float32: no `double()`, and data in float32 too.",
         "mixed_precision": "Compute activations in bfloat16 under autocast.",
         "checkpoint": "Recompute activations in the backward pass: activation checkpointing.",

@@ -1,0 +1,140 @@
+"""partly-read: a large result is computed whole, and one part of it is read."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from tests.rules.recorded import findings_of, names
+
+ROWS, POSITIONS, WIDTH, WORDS = 2, 64, 32, 4096
+
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, ids, labels=None):
+        return self.head(self.embedding(ids))
+
+
+def fires():
+    """Text is generated: of the logits of the whole prompt those of its end are sampled from."""
+    decoder = Decoder()
+
+    @torch.no_grad()
+    def step(number):
+        ids = torch.randint(WORDS, (ROWS, POSITIONS))
+        logits = decoder(ids)
+        assert logits.shape == (ROWS, POSITIONS, WORDS)
+        return logits[:, -1].argmax(dim=-1).tolist()
+
+    return step
+
+
+def looks_alike():
+    """The end is sampled from, and all of it is scored."""
+    decoder = Decoder()
+
+    @torch.no_grad()
+    def step(number):
+        ids = torch.randint(WORDS, (ROWS, POSITIONS))
+        logits = decoder(ids)
+        following = logits[:, -1].argmax(dim=-1).tolist()
+        return following, logits.logsumexp(dim=-1).mean().item()
+
+    return step
+
+
+def two_ends():
+    """Two different parts are read."""
+    decoder = Decoder()
+
+    @torch.no_grad()
+    def step(number):
+        logits = decoder(torch.randint(WORDS, (ROWS, POSITIONS)))
+        return (logits[:, -1] - logits[:, 0]).sum().item()
+
+    return step
+
+
+def handed_on():
+    """What another function does with it is not known."""
+    decoder, sample = Decoder(), [torch.sum]
+
+    @torch.no_grad()
+    def step(number):
+        logits = decoder(torch.randint(WORDS, (ROWS, POSITIONS)))
+        return sample[0](logits).item() + logits[:, -1].sum().item()
+
+    return step
+
+
+def by_the_caller():
+    """A function of the program hands it on as it is, and the caller reads a part."""
+    decoder = Decoder()
+
+    def logits_of(ids):
+        return decoder(ids)
+
+    @torch.no_grad()
+    def step(number):
+        scores = logits_of(torch.randint(WORDS, (ROWS, POSITIONS)))
+        return scores[:, -1, :].argmax(dim=-1).tolist()
+
+    return step
+
+
+@pytest.mark.parametrize("program", [fires, by_the_caller])
+def test_the_part_and_the_line_that_computes_it_all_are_named(program, tmp_path):
+    (found,) = findings_of(program, tmp_path / "run.json")
+    (first,) = found.remedies
+    nbytes = ROWS * POSITIONS * WORDS * 4
+    assert (found.rule, found.minor, found.bytes) == ("partly-read", False, nbytes)
+    assert first.fix == "narrow_first"
+    assert first.code == "return self.head(self.embedding(ids))"
+    read = "logits[:, -1]" if program is fires else "scores[:, -1, :]"
+    assert first.why.startswith(f"Only `{read}` of the 2 MiB is read (test_partly_read.py:")
+    assert first.saves_bytes == nbytes
+
+
+@pytest.mark.parametrize("program", [two_ends, handed_on])
+def test_nothing_is_said_of_what_may_be_read(program, tmp_path):
+    assert "partly-read" not in names(program, tmp_path / "run.json")
+
+
+def test_a_switch_of_the_model_is_named(tmp_path):
+    """A model of a library that returns its logits in a field, and can be told how many."""
+    folder = tmp_path / "site-packages" / "speech"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(
+        "from types import SimpleNamespace\n"
+        "def answer(decoder, ids, logits_to_keep=0):\n"
+        "    logits = decoder(ids[:, -logits_to_keep:])\n"
+        "    loss = logits.sum() if ids is None else None\n"
+        "    return SimpleNamespace(loss=loss, logits=logits)\n"
+    )
+    sys.path.insert(0, str(folder.parent))
+    try:
+        import speech
+    finally:
+        sys.path.remove(str(folder.parent))
+
+    def program():
+        decoder = Decoder()
+
+        @torch.no_grad()
+        def step(number):
+            out = speech.answer(decoder, torch.randint(WORDS, (ROWS, POSITIONS)))
+            return out.logits[:, -1].argmax(dim=-1).tolist()
+
+        return step
+
+    (found,) = findings_of(program, tmp_path / "run.json")
+    assert (found.rule, found.remedies[0].typed) == ("partly-read", "model(…, logits_to_keep=1)")
+    assert "Only `out.logits[:, -1]` of the" in found.remedies[0].why
