@@ -14,6 +14,7 @@ from memprof.source_code.verbs import (
     CONTAINERS,
     FACTORIES,
     FILLING,
+    FILLING_FUNCTIONS,
     NUMBER_FUNCTIONS,
     TAKING,
     TEXT_FUNCTIONS,
@@ -300,6 +301,8 @@ class _Reader:
         if name:
             rank = _ASSIGNED if value is not None else _IN_INIT
             self._fill("." + name, rank, node.lineno, value, place)
+        if name_called in FILLING_FUNCTIONS and len(node.args) > 1:
+            self._fill(node.args[0], FILLED, node.lineno, node.args[1], place, by_method=True)
         if not isinstance(node.func, ast.Attribute):
             return
         if name_called in FILLING:

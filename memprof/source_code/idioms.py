@@ -26,6 +26,7 @@ from memprof.source_code.verbs import (
     CUTTING,
     FILLING,
     FILLING_BY_KEY,
+    FILLING_FUNCTIONS,
     JOINING,
     NUMBER_FUNCTIONS,
     TEXT_FUNCTIONS,
@@ -135,6 +136,8 @@ def filling(statement: ast.stmt) -> Filling | None:
 def _filled_by(call: ast.Call, statement: ast.stmt) -> Filling | None:
     """The filling that a call of a container's method is: ``kept.push(x)``; None for others."""
     name = called_name(call)
+    if name in FILLING_FUNCTIONS and len(call.args) > 1:
+        return Filling(ast.unparse(call.args[0]), (call.args[1],), keyed=False)
     if name not in FILLING or not isinstance(call.func, ast.Attribute) or not call.args:
         return None
     if name in ALSO_OF_TENSORS and _result_of(statement) is not call:

@@ -20,6 +20,7 @@ __all__ = [
     "FACTORIES",
     "FILLING",
     "FILLING_BY_KEY",
+    "FILLING_FUNCTIONS",
     "HANDING_OUT",
     "JOINING",
     "LEARNING",
@@ -50,6 +51,12 @@ FILLING = FILLING_BY_KEY | {
 }
 """Methods that put something into a container: a list, a deque, a set, a queue, a mapping, a module
 of modules."""
+
+FILLING_FUNCTIONS = frozenset(
+    ("heappush", "heappushpop", "heapreplace", "insort", "insort_left", "insort_right")
+)
+"""Functions of `heapq` and `bisect` that put their second argument into the list that is the
+first."""
 
 ALSO_OF_TENSORS = frozenset(("add", "put"))
 """Those of them that tensors have as well, where they compute a new tensor."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import heapq
 
 import torch
 
@@ -81,3 +82,31 @@ def test_the_view_is_cloned_where_the_list_of_its_class_is_filled(tmp_path):
     assert first.fix == "clone_view"
     assert first.code == "shelf.append((1.0, batch[2]))"
     assert "+        shelf.append((1.0, batch[2].clone()))" in first.patch
+
+
+class Hardest:
+    """A heap of the hardest samples: each is a view of the batch that a loader made."""
+
+    def __init__(self):
+        self.heap = []
+
+    def offer(self, batch, number):
+        label = torch.zeros(4)
+        for row in (1, 2):
+            heapq.heappush(self.heap, (number * 2 + row, batch[row], label[0].item()))
+
+
+def hardest_of_all():
+    hardest = Hardest()
+
+    def step(number):
+        hardest.offer(torch.zeros(WIDTH, WIDTH), number)
+
+    return step
+
+
+def test_a_function_that_fills_a_heap_is_where_the_view_is_cloned(tmp_path):
+    (found,) = findings_of(hardest_of_all, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("small-view", "clone_view")
+    assert first.code.startswith("heapq.heappush(self.heap, (number * 2 + row, batch[row]")
