@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from memprof.source_code.program import Place, Program, calls_in
 from memprof.trace import Frame
 
-__all__ = ["typed"]
+__all__ = ["construction", "typed"]
 
 
 class _Framework(NamedTuple):
@@ -90,11 +93,54 @@ def typed(fix: str, stack: Sequence[Frame], device: str) -> str:
 
     ``device`` is where they lie: ``"cuda:0"`` or ``"cpu"``.
     """
-    paths = [frame.filename.replace("\\", "/") for frame in stack]
-    for framework in _FRAMEWORKS:
-        if fix in framework.switches and any(framework.path in path for path in paths):
-            return framework.switches[fix]
+    switch = _switch(fix, stack)
+    if switch:
+        return switch
     for frame in stack:
         if (fix, frame.name) in _BY_FUNCTION:
             return _BY_FUNCTION[fix, frame.name]
     return _TORCH.get(fix, "").replace("{device}", device.partition(":")[0])
+
+
+def construction(fix: str, stack: Sequence[Frame], programs: Sequence[Program]) -> Place | None:
+    """The statement that makes the object a framework's switch belongs to: ``Trainer(…)``.
+
+    A class of the program's own that comes of it counts as well. None where the switch is none of a
+    class, or where the program makes several of them.
+    """
+    called = re.match(r"([A-Z]\w*)\(", _switch(fix, stack))
+    if called is None:
+        return None
+    names = _with_derived(called[1], programs)
+    places = [
+        place
+        for program in programs
+        for call in calls_in(program.tree, *names)
+        if (place := program.place(call)) is not None
+    ]
+    return places[0] if len(places) == 1 else None
+
+
+def _switch(fix: str, stack: Sequence[Frame]) -> str:
+    """What to type for a framework that is on a stack; empty without one."""
+    paths = [frame.filename.replace("\\", "/") for frame in stack]
+    for framework in _FRAMEWORKS:
+        if fix in framework.switches and any(framework.path in path for path in paths):
+            return framework.switches[fix]
+    return ""
+
+
+def _with_derived(name: str, programs: Sequence[Program]) -> set[str]:
+    """The name of a class, and those of the program's classes that come of it."""
+    names = {name}
+    classes = [class_ for program in programs for class_ in program.classes()]
+    for _ in classes:
+        before = len(names)
+        names |= {one.name for one in classes if names & set(map(_last_name, one.bases))}
+        if len(names) == before:
+            break
+    return names
+
+
+def _last_name(base: ast.expr) -> str:
+    return base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")

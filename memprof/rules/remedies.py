@@ -10,14 +10,14 @@ from typing import NamedTuple
 from memprof.rules.case import Case
 from memprof.rules.finding import Remedy, RuleFinding
 from memprof.rules.fixes import PATCHED
-from memprof.rules.frameworks import typed
+from memprof.rules.frameworks import construction, typed
 from memprof.rules.load_rules import growth_rules, rule_named
 from memprof.rules.pages import explained_by
 from memprof.rules.rule import Advice, WasteRule
 from memprof.rules.run_rule import RunRule
 from memprof.rules.saving import saving_of
 from memprof.source_code.patch import patched_file
-from memprof.source_code.program import program_of
+from memprof.source_code.program import Place, program_of
 from memprof.views.examination import Examination
 from memprof.views.peak_without import Saving
 
@@ -96,7 +96,8 @@ def _remedy(rule: str, advice: Advice, case: Case) -> Remedy:
     why = advice.why + _reason_for_no_patch(advice, case)
     if advice.fix == "cpu_offload" and case.finding.device == "cpu":
         nbytes, saving, why = 0, None, f"{why} {_HOST_IS_DEVICE}"
-    place = advice.place
+    code = advice.typed or typed(advice.fix, case.finding.stack, case.finding.device)
+    place = construction(advice.fix, case.finding.stack, case.programs) or advice.place
     line = advice.line or (place.line if place is not None else case.finding.site.line)
     filename = place.program.filename if place is not None else case.finding.site.filename
     return Remedy(
@@ -104,20 +105,20 @@ def _remedy(rule: str, advice: Advice, case: Case) -> Remedy:
         why=why,
         filename=filename,
         line=line,
-        code=_code(advice, case, line),
+        code=_code(place, case, line),
         saves_bytes=round(nbytes * (1 - advice.remains)),
         peak_before=saving.before if saving is not None else -1,
         peak_after=_after(saving, advice.remains) if saving is not None else -1,
-        typed=advice.typed or typed(advice.fix, case.finding.stack, case.finding.device),
+        typed=code,
         patch=advice.patch,
         page=explained_by(advice.fix),
         rule=rule,
     )
 
 
-def _code(advice: Advice, case: Case, line: int) -> str:
-    if advice.place is not None:
-        return advice.place.program.code(line).strip()
+def _code(place: Place | None, case: Case, line: int) -> str:
+    if place is not None:
+        return place.program.code(line).strip()
     site = case.finding.site
     return "" if site.filename in case.changed else site.code
 

@@ -121,6 +121,8 @@ class WasteRule(Rule, Generic[AnyMatch]):
     overlap: ClassVar[Overlap] = Overlap.LINE
     """What it has in common with such a finding."""
 
+    accumulates: ClassVar[bool] = False
+    """Its tensors become more until a loop of the program is over: that they rise is no leak."""
     proven_by: ClassVar[frozenset[LinkKind]] = frozenset()
     """Links of a holder's chain that make sure of a tentative match: nobody keeps tensors so on
     purpose."""

@@ -12,6 +12,8 @@ from memprof.records import Site
 from memprof.rules.between_windows import stackless_group
 from memprof.rules.finding import Kind, RuleFinding
 from memprof.rules.growth_findings import filling
+from memprof.rules.load_rules import rule_named
+from memprof.rules.rule import WasteRule
 from memprof.run import DeviceRun, Run
 from memprof.trace import EMPTY, NOT_RECORDED, WARM_UP
 from memprof.units import format_bytes
@@ -125,6 +127,8 @@ def _of_device(
         return None
     if _is_explained([*growth, *filling(run, examination)], total, per_step):
         return None
+    if _accumulated(examination, findings, int(numbers[low])) >= _EXPLAINED * total:
+        return None
     site, site_bytes, is_by_size, bare = _makers(examination, total - explained)
     return UnexplainedGrowth(
         device=device.device,
@@ -167,6 +171,36 @@ def _goes_on(numbers: Ints, least: Ints, low: int, high: int) -> bool:
 def _is_explained(growth: Sequence[RuleFinding], total: int, per_step: float) -> bool:
     rates = sum(one.bytes_per_step for one in growth if _grows_to_its_end(one))
     return max(sum(one.bytes for one in growth) / total, rates / per_step) >= _EXPLAINED
+
+
+def _accumulated(
+    examination: DeviceExamination, findings: Sequence[RuleFinding], since: int
+) -> int:
+    """Bytes there in the last step, made from a step on as what a loop of the program collects is.
+
+    The loop was not over when the recording was.
+    """
+    windows = examination.windows
+    if not windows or not any(map(_is_collected, findings)):
+        return 0
+    last = windows[-1]
+    stacks = {
+        one.stack for one in findings if one.device == examination.name and _is_collected(one)
+    }
+    of_stack = np.array(
+        [last.trace.stack(row) in stacks for row in range(len(last.trace.tables.stacks))]
+    )
+    mask = of_stack[last.lives.stack]
+    if not len(last.steps):
+        return 0
+    alive = last.lives.alive_at(last.first_event[int(last.steps[-1])])
+    return last.bytes_of(mask & alive & (last.made_in >= since))
+
+
+def _is_collected(finding: RuleFinding) -> bool:
+    """Whether it is waste that becomes more until a loop of the program is over."""
+    rule = rule_named(finding.rule)
+    return isinstance(rule, WasteRule) and rule.accumulates
 
 
 def _is_growth_of(finding: RuleFinding, device: DeviceRun) -> bool:

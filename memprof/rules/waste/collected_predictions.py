@@ -56,6 +56,7 @@ class CollectedPredictions(WasteRule[PredictionList]):
     name = "collected-predictions"
     summary = "an evaluation keeps the model's results for the whole data set"
     fixes = ("reduce_predictions",)
+    accumulates = True
 
     def matches(self, window: Window) -> Iterator[PredictionList]:
         """What a framework's loop made at the peak outside of the model: joined results."""
