@@ -255,7 +255,12 @@ def links_of(search: Search, reference: Reference, naming: Naming) -> tuple[list
 
 
 def root_links(root: Root, value: object) -> list[Link]:
-    """The first link of a chain: the variable that ``value`` is."""
+    """The first link of a chain: the variable that ``value`` is; none for what a loop goes through.
+
+    What follows is then a variable of the generator.
+    """
+    if root.kind == "iterated":
+        return []
     name = root.name_of(value)
     if root.kind == "module":
         kind = LinkKind.NOTEBOOK if keeps_results(name, value) else LinkKind.GLOBAL

@@ -39,7 +39,7 @@ class Root:
     """Named values that are alive by themselves: a frame's variables or a module's globals."""
 
     kind: str
-    """``"frame"`` or ``"module"``."""
+    """``"frame"``, ``"module"``; or ``"iterated"``: a generator that a loop goes through."""
     owner: str
     """The function's or the module's name."""
     names: list[str]

@@ -102,12 +102,12 @@ def suspects(living: Living, label_of: Callable[[int], Label], step: int) -> lis
     """
     birth_steps = _steps(living.label, label_of)
     old = np.flatnonzero((birth_steps > NOT_RECORDED) & (birth_steps <= step - SURVIVOR_AGE))
-    old = old[living.stack[old] != EMPTY]  # nothing tells those apart
+    bare = old[living.stack[old] == EMPTY]
+    old = old[living.stack[old] != EMPTY]
     groups = _groups(living, birth_steps, old, lambda births, _: births >= _LEAST_BIRTHS)
     groups.sort(key=lambda one: (-one.births, -one.bytes, one.first))
-    return [
-        _describe(living, one, one.births, _spread(one.rows)) for one in groups[:_MOST_SUSPECTS]
-    ]
+    groups = [*_much_of_one_size(living, birth_steps, bare), *groups[:_MOST_SUSPECTS]]
+    return [_describe(living, one, one.births, _spread(one.rows)) for one in groups]
 
 
 def residents(living: Living, label_of: Callable[[int], Label]) -> list[Suspect]:
@@ -137,7 +137,19 @@ def stackless(living: Living) -> list[Suspect]:
 
     Empty where it is not much of all that is alive.
     """
-    bare = np.flatnonzero((living.stack == EMPTY) & ~np.isin(living.category, _EXPLAINED))
+    bare = np.flatnonzero(living.stack == EMPTY)
+    groups = _much_of_one_size(living, np.zeros(len(living.size), np.int64), bare, least_births=0)
+    return [_describe(living, one, 0, _spread(one.rows)) for one in groups]
+
+
+def _much_of_one_size(
+    living: Living, birth_steps: Ints, bare: Ints, least_births: int = _LEAST_BIRTHS
+) -> list[_StackGroup]:
+    """The largest group of one size of some rows without a stack, if it is much of all there is.
+
+    Only their size tells them apart: threads and C++ of libraries make such tensors.
+    """
+    bare = bare[~np.isin(living.category[bare], _EXPLAINED)]
     if len(bare) < _LEAST_ALIKE:
         return []
     sizes, which, counts = np.unique(living.size[bare], return_inverse=True, return_counts=True)
@@ -146,8 +158,12 @@ def stackless(living: Living) -> list[Suspect]:
     if counts[at] < _LEAST_ALIKE or total < _MUCH * int(living.size.sum()):
         return []
     rows = bare[which.reshape(-1) == at]
-    group = _StackGroup(EMPTY, rows, np.zeros(len(rows), np.int64), int(rows[0]), 0, total)
-    return [_describe(living, group, 0, _spread(rows))]
+    rows = rows[np.argsort(birth_steps[rows], kind="stable")]
+    steps = birth_steps[rows]
+    births = len(np.unique(steps))
+    if births < least_births:
+        return []
+    return [_StackGroup(EMPTY, rows, steps, int(rows.min()), births, total)]
 
 
 def _steps(labels: Column, label_of: Callable[[int], Label]) -> Ints:

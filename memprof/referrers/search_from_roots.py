@@ -26,6 +26,7 @@ from memprof.referrers.heap import (
     Level,
     places_among,
 )
+from memprof.referrers.iterated import iterated_roots
 from memprof.referrers.roots import Root, frame_roots, is_own_module, module_roots
 from memprof.referrers.targets import Targets
 from memprof.referrers.torch_references import (
@@ -137,6 +138,7 @@ class Search:
         self.root_of: dict[int, Root] = {}
         for group in (lasting, inner, running):
             self._sweep_roots(group)
+        self._sweep_roots(iterated_roots(self._unnamed_generators()))
         self.deadline.names_followed = not self.deadline.passed
         self._stops_early = self.in_passing and len(self.heap.objects) > _MANY_OBJECTS
         if self._stops_early and self._all_explained():
@@ -165,7 +167,8 @@ class Search:
         self.heap.mark(variables, VISITED)
 
     def _find_tensors(self) -> None:
-        own, tensors, nodes, optimizers, storages = self._by_role(self.heap.objects)
+        by_role = self._by_role(self.heap.objects)
+        own, tensors, nodes, optimizers, storages, self._generators = by_role
         self.heap.forget(own)
         self.tensors = [one for one in tensors if not is_symbolic(one)]  # type: ignore[arg-type, misc]
         self.heap.mark([*tensors, *nodes], SPECIAL)
@@ -179,7 +182,7 @@ class Search:
         self.edges = TorchEdges(self.heap, self.targets, visible, self.deadline)
 
     def _by_role(self, objects: list[object]) -> tuple[list[object], ...]:
-        """Of all objects memprof's own, tensors, nodes, optimizers and storages, in one pass."""
+        """Of all objects memprof's own, and what is of another of the roles, in one pass."""
         types_of = _types_by_role()
         _, self.tensor_types, self.node_types, *_ = types_of
         by_role: tuple[list[object], ...] = tuple([] for _ in types_of)
@@ -194,6 +197,12 @@ class Search:
     def _sweep_roots(self, roots: list[Root]) -> None:
         self.root_of.update((id(root.values), root) for root in roots)
         self._sweep([root.values for root in roots])
+
+    def _unnamed_generators(self) -> list[types.GeneratorType[object, object, object]]:
+        """Generators to which no name of the program leads."""
+        generators, self._generators = self._generators, []
+        rows = self.heap.unvisited_among(generators).tolist()
+        return [generators[row] for row in rows]
 
     def _keep_explained(self) -> None:
         """Drop what is known of targets that something not looked at may hold.
@@ -399,7 +408,7 @@ class Search:
 
 
 def _types_by_role() -> tuple[list[type], ...]:
-    """The classes of memprof's own objects, tensors, nodes, optimizers and storages."""
+    """The classes of memprof's own objects, tensors, nodes, optimizers, storages, generators."""
     own, bare_nodes = [], []
     own_attributes = type.__dict__["__dict__"].__get__
     for kind in _derived_from(object):  # thousands: most are neither, and one look says so
@@ -416,6 +425,7 @@ def _types_by_role() -> tuple[list[type], ...]:
         (torch._C._FunctionBase, *bare_nodes),
         (torch.optim.Optimizer,),
         (torch.UntypedStorage,),
+        (types.GeneratorType,),
     ):
         kinds = {id(kind): kind for root in roots for kind in (root, *_derived_from(root))}
         types_of.append([kind for at, kind in kinds.items() if at not in taken])

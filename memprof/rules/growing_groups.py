@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from memprof.records import Holder
 from memprof.reference_chain import LinkKind, largest_container
+from memprof.rules.ended_loops import loop_is_over
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import copies_collection, joins_tensors
 from memprof.source_code.program import Place, place_of, source_of
@@ -36,6 +37,8 @@ _ERRORS = (LinkKind.TRACEBACK, LinkKind.EXCEPTION)
 _UNKNOWN: Mapping[int, Sequence[Holder]] = MappingProxyType({})
 _LATE = 1 / 3
 """Of the steps, at the end: what was given in them goes on."""
+_NEARLY_THROUGHOUT = 0.9
+"""Of the steps: a loop that took fewer may have prepared what the later ones work with."""
 _LEAST_BIRTHS = 4
 _LEAST_TAKEN = 4
 """Tensors of a group that were freed again: then what gives to a container also takes from it."""
@@ -128,11 +131,12 @@ def _held_groups(
         length = holders[0].links[container].length if container is not None else 0
         if not holders[0].is_named or length < _LEAST_BIRTHS:
             continue
+        grows = container is not None and holders[0].links[container].grows
         if stack == EMPTY:
-            yield rows, _ever_more
+            yield rows, _ever_more_at_looks if grows else _ever_more
         elif any(link.kind in _ERRORS for link in holders[0].links):
             yield rows, _now_and_then
-        elif container is not None and holders[0].links[container].grows:
+        elif grows:
             yield rows, _more_than_taken
 
 
@@ -205,6 +209,8 @@ def _ever_more(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | N
         for weights in (np.ones(len(rows), dtype=np.int64), lives.size[rows])
     )
     growth = rise(count, amount, first=WARM_UP + SURVIVOR_AGE - 1)
+    if growth is None:
+        growth = _rise_to_loops_end(survival, rows, count, amount)
     if (
         growth is None
         or growth.places[-1] - growth.places[0] < _LEAST_SPAN
@@ -213,6 +219,17 @@ def _ever_more(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | N
         return None
     survivors = _survivors_of(survival, rows, growth)
     return _group(survival, survivors if len(survivors) else rows, survivors, growth, freed)
+
+
+def _rise_to_loops_end(survival: Survival, rows: Ints, count: Ints, amount: Ints) -> Rise | None:
+    """The same up to the end of the loop that makes them, where little comes after it."""
+    last = int(survival.lives.allocated_in[rows].max())
+    end = last + SURVIVOR_AGE + 1
+    if end >= len(count) or last < _NEARLY_THROUGHOUT * len(count):
+        return None
+    growth = rise(count[:end], amount[:end], first=WARM_UP + SURVIVOR_AGE - 1)
+    stack = _most(survival.lives.stack[rows])
+    return growth if growth is not None and loop_is_over(survival, stack, last) else None
 
 
 def _ever_the_same(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | None:
@@ -271,9 +288,22 @@ def _more_than_taken(survival: Survival, rows: Ints, freed: Bools) -> GrowingGro
     steps is regular. The floor must rise from early on and up to the end. Tables for ever new
     lengths come as irregularly, and none of them goes.
     """
-    lives, length = survival.lives, len(survival)
-    if (lives.freed_in[rows] < length).sum() < _LEAST_TAKEN:
+    if (survival.lives.freed_in[rows] < len(survival)).sum() < _LEAST_TAKEN:
         return None
+    return _throughout(survival, rows, freed)
+
+
+def _ever_more_at_looks(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | None:
+    """What a container keeps that looks saw grow, where only looks know when it was made.
+
+    They come ever more rarely, and several tensors at once.
+    """
+    return _ever_more(survival, rows, freed) or _throughout(survival, rows, freed)
+
+
+def _throughout(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | None:
+    """A group whose floor rises from early on and up to the end, regularly or not."""
+    lives, length = survival.lives, len(survival)
     weights = lives.size[rows]
     least = floor(
         _alive(lives.allocated_in[rows] + SURVIVOR_AGE, lives.freed_in[rows], weights, length)

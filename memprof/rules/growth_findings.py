@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from memprof.chain_description import keeper
 from memprof.records import GuessedSteps, Holder, Site
-from memprof.reference_chain import LinkKind
+from memprof.reference_chain import LinkKind, largest_container
 from memprof.rules.between_windows import stackless_group, with_stackless
 from memprof.rules.containers import is_kept_short
 from memprof.rules.cyclic_garbage import cyclic_garbage, freed_by_collector
@@ -49,8 +49,11 @@ _BOUNDED_CONFIDENCE = 0.2
 """For a container that can hold so much and no more: it fills up."""
 _FEW_MODELS = 6
 """Times that a model was kept: five folds, or an ensemble of five, end there."""
-_BOUNDED_GRAPHS = 0.5
-"""The same where each item keeps the graph that made it: that was hardly meant to be kept."""
+_BOUNDED_WHOLES = 0.5
+"""The same where each item keeps the graph that made it, or the large storage that it is a small
+view of: that was hardly meant to be kept."""
+_SMALL_PART = 0.25
+"""Of storages: all that a container's items show of them, where they are small views."""
 
 
 def leaks(examination: Examination) -> tuple[RuleFinding, ...]:
@@ -100,12 +103,12 @@ class _Leak:
         most = max(group.confidence for group in self.cluster.groups)
         if self._is_of_few_models() or self.fills_a_container:
             return min(most, _BOUNDED_CONFIDENCE)
-        return min(most, _BOUNDED_GRAPHS) if self._is_bounded() else most
+        return min(most, _BOUNDED_WHOLES) if self._is_bounded() else most
 
     @property
     def fills_a_container(self) -> bool:
-        """Whether what holds it can hold so much and no more, and keeps no graphs with it."""
-        return self._is_bounded() and not self._is_of_graphs()
+        """Whether what holds it can hold so much and no more, and keeps nothing besides."""
+        return self._is_bounded() and not (self._is_of_graphs() or self._is_of_small_views())
 
     def _is_bounded(self) -> bool:
         return any(is_kept_short(one) for one in self.cluster.holders[:1])
@@ -119,6 +122,21 @@ class _Leak:
         size = self.survival.lives.size[rows]
         saved = self.survival.lives.category[rows] == Category.ACTIVATION
         return bool(2 * size[saved].sum() > size.sum())
+
+    def _is_of_small_views(self) -> bool:
+        """Whether the items of a container are small views of most of it."""
+        rows = np.concatenate([group.rows for group in self.cluster.groups])
+        size = self.survival.lives.size[rows]
+        for holder in self.cluster.holders:
+            at, view = largest_container(holder.links), holder.links[-1]
+            if at is None or not 0 < view.shown_bytes < view.storage_bytes:
+                continue
+            alike = (size >= view.storage_bytes / 2) & (size <= 2 * view.storage_bytes)
+            whole = size[alike].sum()
+            shown = view.shown_bytes * holder.links[at].length
+            if 2 * whole > size.sum() and shown <= _SMALL_PART * whole:
+                return True
+        return False
 
     def _is_of_few_models(self) -> bool:
         groups = self.cluster.groups
@@ -146,7 +164,7 @@ class _Leak:
         cluster, lives, steps = self.cluster, self.survival.lives, self.survival.steps
         rows = np.concatenate([group.rows for group in cluster.groups])
         frame, stack = self._site()
-        holders = _distinct(cluster.holders)
+        holders = _distinct(_largest_view_first(cluster.holders))
         births = self._births(rows)
         per_step = cluster.per_step
         series = self._series(rows)
@@ -293,6 +311,15 @@ def _most(values: Ints, weights: Ints) -> int:
     if not len(values):
         return 0
     return int(np.bincount(values - min(0, int(values.min())), weights=weights).argmax())
+
+
+def _largest_view_first(holders: Sequence[Holder]) -> Sequence[Holder]:
+    """The holders; of several views of what one line makes the one that keeps most comes first."""
+    views = [one for one in holders if one.links[-1].storage_bytes > 0]
+    if not views or views[0] is not holders[0]:
+        return holders
+    largest = max(views, key=lambda one: one.links[-1].storage_bytes)
+    return (largest, *(one for one in holders if one is not largest))
 
 
 def _distinct(holders: Sequence[Holder]) -> tuple[Holder, ...]:

@@ -59,7 +59,9 @@ class UnexplainedGrowth:
     is_by_size: bool
     """Most of those were made between windows: they are as large as what the line makes."""
     bare_bytes: int
-    """Of what stayed, bytes that have no stack: other threads or C++ made them."""
+    """Of what stayed, bytes that have no stack."""
+    by_allocator: bool
+    """Torch's allocator was watched itself: what has no stack is no memory of its own."""
 
     def __str__(self) -> str:
         rest = self.bytes - self.explained
@@ -75,10 +77,12 @@ class UnexplainedGrowth:
     def way_on(self) -> str:
         """What is known of it, and what would show more."""
         if 2 * self.bare_bytes >= self.bytes and not self.is_by_size:
-            bare = format_bytes(self.bare_bytes)
+            bare = f"{format_bytes(self.bare_bytes)} of what stayed have no stack"
+            if self.by_allocator:
+                return f"{bare}: NumPy or another library made them, and torch only shows them"
             return (
-                f"{bare} of what stayed have no stack: other threads or C++ made them; "
-                "once `memprof native` has been run, recordings see them"
+                f"{bare}: other threads or C++ made them; once `memprof native` has been run, "
+                "recordings see them"
             )
         if self.site.filename:
             place = f"{short_path(self.site.filename)}:{self.site.line}"
@@ -141,6 +145,7 @@ def _of_device(
         site_bytes=site_bytes,
         is_by_size=is_by_size,
         bare_bytes=bare,
+        by_allocator=device.info.recorder == "allocator",
     )
 
 

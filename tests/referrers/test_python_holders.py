@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
 import inspect
 import logging
 import sys
 import threading
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -330,6 +331,45 @@ def test_a_suspended_generator_is_told() -> None:
         ("generator", "batch", "batches")
     ]
     assert best.code == "batch = torch.ones(3)"
+
+
+def tensor_of(length: int) -> torch.Tensor:
+    """The one tensor of a length, whoever holds it."""
+    (one,) = (t for t in gc.get_objects() if type(t) is torch.Tensor and t.shape == (length,))
+    return one
+
+
+@pytest.mark.parametrize(
+    "around", [iter, enumerate, lambda batches: zip(range(9), batches, strict=False)]
+)
+def test_a_generator_that_a_loop_goes_through_is_told_without_a_name_of_its_own(
+    around: Callable[[Iterator[torch.Tensor]], Iterable[object]],
+) -> None:
+    """Only the interpreter refers to it, or to what is put around it."""
+
+    def batches() -> Iterator[torch.Tensor]:
+        ready = [torch.ones(1237)]
+        for _ in range(2):
+            yield ready[0].sum()
+
+    for _ in around(batches()):
+        chains = [one.links for one in holders(tensor_of(1237))]
+        named = [[(link.kind, link.name) for link in links] for links in chains]
+        assert named == [[("generator", "ready"), ("item", "0")]]
+
+
+def test_a_generator_that_only_a_cycle_keeps_is_none_that_a_loop_goes_through() -> None:
+    class Loader:
+        def __init__(self) -> None:
+            self.iterator = self.batches()
+
+        def batches(self) -> Iterator[int]:
+            batch = torch.ones(1238)
+            yield len(batch)
+
+    next(Loader().iterator)
+    (holder,) = holders(tensor_of(1238))
+    assert [link.kind for link in holder.links][:1] == ["cycle"]
 
 
 def test_a_suspended_coroutine_is_told() -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 import memprof
-from memprof.trace import Category, Label
+from memprof.trace import EMPTY, Category, Label
 
 torch = pytest.importorskip("torch", reason="survivors are torch's tensors")
 
@@ -104,6 +104,19 @@ def test_targets_of_a_suspect_are_its_middle_its_oldest_and_a_young_one():
     assert found.targets == (103, 100, 108)
     assert (found.label, found.count, found.bytes) == (9, 8, 35)
     assert suspects(columns([]), label_of, step=20) == []
+
+
+def test_much_of_one_size_without_a_stack_is_the_first_suspect():
+    """As batches are that threads make with NumPy: nothing but their size tells them apart."""
+    batches = [Storage(k, k, stack=EMPTY, size=400) for k in range(8)]
+    others = [Storage(50 + k, k, stack=1) for k in range(5)]
+    found = suspects(columns([*others, *batches]), label_of, step=12)
+    assert [(s.stack, s.births, s.bytes) for s in found] == [(EMPTY, 8, 3200), (1, 5, 500)]
+    assert found[0].targets == (3, 0, 6)
+    assert [s.stack for s in suspects(columns([*others, *batches[1:]]), label_of, step=12)] == [1]
+    large = Storage(99, 0, stack=2, size=10_000)
+    found = suspects(columns([*others, *batches, large]), label_of, step=12)
+    assert [s.stack for s in found] == [1]  # little of all there is
 
 
 def test_targets_of_residents_are_the_largest_whatever_their_age():

@@ -143,6 +143,57 @@ def test_what_has_no_stack_grows_where_a_container_holds_it(length, grows, tmp_p
     assert [one.bytes_per_step for one in made] == ([4096.0] if grows else [])
 
 
+@pytest.mark.parametrize("grows", [True, False])
+def test_what_only_looks_come_upon_grows_with_its_container(grows, tmp_path):
+    """A thread makes a tensor a step; the looks at them come ever more rarely."""
+    looks, seen = (0, 3, 5, 7, 9, 11, 13, 15, 17, 30, 37), 0
+    trace = TraceBuilder(device="cpu")
+    for step in range(STEPS):
+        trace.label(step=step)
+        if step in looks:
+            for number in range(seen, step + 1):
+                trace.alloc(4096, f"t{number}", stack=())
+            seen = step + 1
+    lengths = (9, 17, 33) if grows else (33, 33, 33)
+    more = [
+        Finding("holders", device="cpu", step=length, stack=0, holders=[held_in(length)])
+        for length in lengths
+    ]
+    write_run(tmp_path / "run.json", trace.build(), more=more)
+    found = leaks(examine(load(tmp_path / "run.json")))
+    assert [one.bytes for one in found] == ([31 * 4096] if grows else [])
+
+
+@pytest.mark.parametrize(
+    ("late", "grows"),
+    [
+        (4, True),  # the loop is over, and another one goes on
+        (5, False),  # the same loop goes on, and what it filled is full
+    ],
+)
+def test_what_a_loop_made_that_is_over_has_grown(late, grows, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(
+        "def main():\n    for batch in batches:\n        kept.append(f(batch))\n"
+        "    for batch in kept:\n        g(batch)\n"
+        if late == 4
+        else "def main():\n    for batch in batches:\n        if room:\n"
+        "            kept.append(f(batch))\n        g(batch)\n"
+    )
+    made = 3 if late == 4 else 4
+    trace, steps = TraceBuilder(device="cpu"), 100
+    for step in range(steps):
+        trace.label(step=step)
+        if step < steps - 7:
+            trace.alloc(1 << 20, f"t{step}", stack=(Frame("main", str(path), made),))
+        trace.alloc(4096, f"x{step}", stack=(Frame("main", str(path), 5),)).free(f"x{step}")
+    numbers = list(range(steps))
+    columns = StepColumns(first=numbers, last=numbers, window=[0] * steps)
+    write_run(tmp_path / "run.json", trace.build(), steps=columns)
+    found = leaks(examine(load(tmp_path / "run.json")))
+    assert [one.bytes_per_step for one in found] == ([1 << 20] if grows else [])
+
+
 @pytest.mark.parametrize(
     ("root", "grows"), [(LinkKind.GLOBAL, True), (LinkKind.LOCAL, False), (None, False)]
 )

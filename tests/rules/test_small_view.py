@@ -110,3 +110,48 @@ def test_a_function_that_fills_a_heap_is_where_the_view_is_cloned(tmp_path):
     first = found.remedies[0]
     assert (found.rule, first.fix) == ("small-view", "clone_view")
     assert first.code.startswith("heapq.heappush(self.heap, (number * 2 + row, batch[row]")
+
+
+class Pool(Hardest):
+    """One of every batch, up to a bound that the recording does not come to."""
+
+    def offer(self, batch, number):
+        entry = (number, batch[1])
+        if len(self.heap) < 100:
+            heapq.heappush(self.heap, entry)
+        else:
+            heapq.heappushpop(self.heap, entry)
+
+
+class Replay(Hardest):
+    """All rows of every batch, up to a bound: together they are what is kept."""
+
+    def offer(self, batch, number):
+        for row in batch:
+            if len(self.heap) < 100 * WIDTH:
+                self.heap.append(row)
+
+
+def filled(kind):
+    def program():
+        pool = kind()
+
+        def step(number):
+            pool.offer(torch.zeros(WIDTH, WIDTH), number)
+
+        return step
+
+    return program
+
+
+def test_a_bound_is_no_reason_to_keep_what_nobody_sees(tmp_path):
+    (found,) = findings_of(filled(Pool), tmp_path / "run.json")
+    assert (found.rule, found.minor, found.confidence) == ("small-view", False, 0.5)
+    assert found.bytes_per_step == WIDTH * WIDTH * 4
+    assert found.remedies[0].code == "heapq.heappush(self.heap, entry)"
+
+
+def test_views_that_together_are_the_whole_fill_a_container_up_to_its_bound(tmp_path):
+    assert [
+        one for one in findings_of(filled(Replay), tmp_path / "run.json") if not one.minor
+    ] == []

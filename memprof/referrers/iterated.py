@@ -1,0 +1,61 @@
+"""Generators that a running loop goes through: only the interpreter's own stack refers to them."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections.abc import Sequence
+
+from memprof.referrers.roots import Root
+from memprof.sources.user_files import is_user_file
+
+__all__ = ["iterated_roots"]
+
+_MOST = 4
+"""Generators that are looked at: each takes a pass or two over all objects."""
+_MOST_AROUND = 4
+"""Iterators around one another, with a tuple of them in ``zip``."""
+
+
+def iterated_roots(generators: Sequence[types.GeneratorType[object, object, object]]) -> list[Root]:
+    """Those of the user's generators, to which no name leads, that something runs through.
+
+    ``for batch in batches():`` has no variable for the generator. Whoever has a reference that no
+    object accounts for is the interpreter, which runs a loop over it.
+    """
+    own = [one for one in generators if is_user_file(one.gi_code.co_filename) and _waits(one)]
+    del own[_MOST:]
+    # by their places: a variable of this loop would be a reference that no object accounts for
+    passed = [at for at in range(len(own)) if _is_on_a_stack(own[at : at + 1], _MOST_AROUND)]
+    return [
+        Root("iterated", one.gi_code.co_name, [""], [one], one.gi_code.co_filename)
+        for one in (own[at] for at in passed)
+    ]
+
+
+def _waits(one: types.GeneratorType[object, object, object]) -> bool:
+    """Whether it has begun, is not over, and does not run: else its variables are a frame's."""
+    return not one.gi_running and one.gi_frame is not None
+
+
+def _is_on_a_stack(holder: Sequence[object], most_around: int) -> bool:
+    """Whether the one item of a list, or an iterator around it, is referred to by no object.
+
+    No variable here may refer to it: that would be such a reference itself.
+    """
+    referrers = gc.get_referrers(holder[0])
+    counted = sum(
+        sum(referent is holder[0] for referent in gc.get_referents(referrers[at]))
+        for at in range(len(referrers))
+    )
+    if sys.getrefcount(holder[0]) - 1 > counted:
+        return True
+    around = [
+        at
+        for at in range(len(referrers))
+        if type(referrers[at]) is tuple or hasattr(type(referrers[at]), "__next__")
+    ]
+    return most_around > 0 and any(
+        _is_on_a_stack(referrers[at : at + 1], most_around - 1) for at in around
+    )
