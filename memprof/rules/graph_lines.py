@@ -75,9 +75,12 @@ def of_many_steps(case: Case) -> bool:
     return False
 
 
-def retaining(case: Case) -> Iterator[Advice]:
-    """``backward(retain_graph=True)`` in a function that holds the tensors or leads to them."""
-    for place in {id(p.scope): p for p in on_the_way(case)}.values():
+def retaining(case: Case, *others: Place) -> Iterator[Advice]:
+    """``backward(retain_graph=True)`` in a function that holds the tensors or leads to them.
+
+    Or in that of ``others``.
+    """
+    for place in {id(p.scope): p for p in (*others, *on_the_way(case))}.values():
         calls = calls_in(place.scope, "backward", "grad")
         asking = [call for call in calls if _retains(call)]
         if asking:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
+from memprof.source_code.given_data import is_given_data
 from memprof.trace import Category, Frame, Phase
 from memprof.views.owners import common_module
 from memprof.views.peak_without import Cuts
 from memprof.views.window import Ints, Window
 
 __all__ = ["graph_for_nothing", "line_of_its_own", "without_graph"]
+
+
+class OwnGraph(NamedTuple):
+    """Activations that serve only gradients that nobody uses."""
+
+    rows: Ints
+    """In the order in which they were made; empty where all are needed."""
+    called_at: Frame | None
+    """The user's line from which they, and nothing that is trained, were called."""
 
 
 def without_graph(window: Window, rows: Ints, graph: Ints) -> Cuts:
@@ -36,6 +47,11 @@ def line_of_its_own(window: Window, rows: Ints, modules: Iterable[int]) -> Frame
 
     Further in lie lines of the modules themselves, which others may be called by as well.
     """
+    return next(_lines_of_their_own(window, rows, modules), None)
+
+
+def _lines_of_their_own(window: Window, rows: Ints, modules: Iterable[int]) -> Iterator[Frame]:
+    """All such lines, the outermost first."""
     stacks = [window.trace.stack(stack) for stack in np.unique(window.lives.stack[rows]).tolist()]
     shared = [
         frames[0]
@@ -48,15 +64,14 @@ def line_of_its_own(window: Window, rows: Ints, modules: Iterable[int]) -> Frame
         for stack in np.unique(window.lives.stack[others]).tolist()
         for frame in window.trace.stack(stack)
     }
-    own = (frame for frame in window.user_frames(tuple(shared)) if frame not in of_others)
-    return next(own, None)
+    yield from (frame for frame in window.user_frames(tuple(shared)) if frame not in of_others)
 
 
-def graph_for_nothing(window: Window, modules: set[int], training_modules: set[int]) -> Ints:
-    """Activations that a backward pass frees, of modules that run before all that is trained.
+def graph_for_nothing(window: Window, modules: set[int], training_modules: set[int]) -> OwnGraph:
+    """Activations that a backward pass frees, of modules to which nothing that is trained leads.
 
     So nothing before them takes a gradient: their graph serves only gradients that nobody uses.
-    None where a trained module runs before some of them.
+    They run before all that is trained; or the source says that they are called with data alone.
     """
     paths = window.owners.module.names
     around = common_module([paths[m] for m in modules])
@@ -68,8 +83,23 @@ def graph_for_nothing(window: Window, modules: set[int], training_modules: set[i
     first = _first_of(window, {paths[m] for m in training_modules if m})
     begins = np.array([first.get(int(step), -1) for step in window.made_in[rows]], dtype=np.int64)
     rows, begins = rows[begins >= 0], begins[begins >= 0]
-    ahead = bool(len(rows)) and bool((window.lives.alloc[rows] < begins).all())
-    return rows if ahead else rows[:0]
+    if len(rows) and (window.lives.alloc[rows] < begins).all():
+        return OwnGraph(rows, line_of_its_own(window, rows, training_modules))
+    called_at = _line_of_data(window, rows, training_modules) if len(rows) else None
+    return OwnGraph(rows if called_at is not None else rows[:0], called_at)
+
+
+def _line_of_data(window: Window, rows: Ints, training_modules: set[int]) -> Frame | None:
+    """The line of their own at which their modules are called with data, and nothing else."""
+    stack = window.stack(int(rows[0]))
+    return next(
+        (
+            frame
+            for frame in _lines_of_their_own(window, rows, training_modules)
+            if is_given_data(window.programs, stack[stack.index(frame) :])
+        ),
+        None,
+    )
 
 
 def _first_of(window: Window, paths: set[str]) -> dict[int, int]:

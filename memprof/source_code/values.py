@@ -25,7 +25,9 @@ from memprof.source_code.verbs import (
 )
 
 __all__ = [
+    "asks_for_gradients",
     "goes_backward",
+    "has_no_graph",
     "is_fresh_tensor",
     "is_new_tensor",
     "is_object",
@@ -53,10 +55,15 @@ def is_fresh_tensor(place: Place, name: str, but: ast.stmt) -> bool:
 
 def takes_no_gradient(programs: Sequence[Program], place: Place, call: ast.Call) -> bool:
     """True if nothing that a call is given has a graph or takes a gradient, as far as is known."""
-    if any(_asks_for_gradient(node) for program in programs for node in ast.walk(program.tree)):
+    if asks_for_gradients(programs):
         return False
     arguments = [*call.args, *(one.value for one in call.keywords)]
-    return all(_has_no_graph(place, value) for value in arguments)
+    return all(has_no_graph(place, value) for value in arguments)
+
+
+def asks_for_gradients(programs: Sequence[Program]) -> bool:
+    """True if a statement of the programs asks for the gradient of a tensor that it names."""
+    return any(_asks_for_gradient(node) for program in programs for node in ast.walk(program.tree))
 
 
 def trains_besides(programs: Sequence[Program], place: Place, call: ast.Call) -> bool:
@@ -88,7 +95,8 @@ def _names_called(place: Place, start: ast.expr) -> Iterator[str]:
             waiting += [value for value in values_of(place, name) if value is not None]
 
 
-def _has_no_graph(place: Place, value: ast.expr) -> bool:
+def has_no_graph(place: Place, value: ast.expr) -> bool:
+    """True if a value is a new tensor, a number, a batch of a loader, or cut off from its graph."""
     if isinstance(value, ast.Constant) or is_new_tensor(value) or is_cut_off(place, value):
         return True
     if not isinstance(value, ast.Name):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from tests.rules.recorded import findings_of
 
@@ -91,6 +92,47 @@ def distils():
     return step
 
 
+class AgainstTeacher(nn.Module):
+    """A loss that runs the teacher itself, after the student."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher = nn.Sequential(*(Net() for _ in range(4)))
+
+    def forward(self, x, made):
+        wanted = self.teacher(x)
+        return (made - wanted).square().mean()
+
+
+def late_teacher(of_data):
+    def program():
+        student, loss_of = nn.Linear(192, 192), AgainstTeacher()
+        optimizer = torch.optim.Adam(student.parameters(), 0.1)
+        loader = DataLoader(torch.randn(4096, 192), batch_size=512)
+
+        def reading(number):
+            for batch in loader:
+                made = student(batch)
+                loss = loss_of(made, batch)
+                break
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        def of_batch(number):
+            for batch in loader:
+                made = student(batch)
+                loss = loss_of(batch, made)
+                break
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return of_batch if of_data else reading
+
+    return program
+
+
 def learns_through():
     """The same with something that is trained before the teacher, which needs its graph."""
     model = nn.Sequential(nn.Linear(192, 192), Net())
@@ -113,6 +155,19 @@ def test_what_a_teacher_without_no_grad_keeps_is_its_graph_and_the_line_is_its_c
     assert remedy.code == "wanted = self.teacher(x)"
     assert remedy.saves_bytes > 8 * 4096 * 192 * 4
     assert remedy.peak_before - remedy.peak_after == remedy.saves_bytes
+
+
+def test_a_teacher_that_runs_after_the_student_is_given_the_batch_alone(tmp_path):
+    (found, *_) = findings_of(late_teacher(of_data=True), tmp_path / "run.json")
+    assert (found.rule, found.minor) == ("unused-gradients", False)
+    assert found.match.graph >= 10 * 512 * 192 * 4
+    (remedy, *_) = found.remedies
+    assert (remedy.fix, remedy.code) == ("no_grad", "wanted = self.teacher(x)")
+
+
+def test_a_teacher_that_the_student_learns_through_keeps_its_graph(tmp_path):
+    found = findings_of(late_teacher(of_data=False), tmp_path / "run.json")
+    assert [one.match.graph for one in found if one.rule == "unused-gradients"] == [0]
 
 
 def test_a_graph_that_something_trained_learns_through_is_needed(tmp_path):

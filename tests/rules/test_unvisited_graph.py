@@ -89,3 +89,51 @@ def read_later():
 @pytest.mark.parametrize("program", [looks_alike, read_later])
 def test_activations_that_are_read_are_none(program, tmp_path):
     assert "unvisited-graph" not in names(program, tmp_path / "run.json")
+
+
+class Within(nn.Module):
+    """A teacher in the same module as its student; its graph goes when its result does."""
+
+    def __init__(self, features=False):
+        super().__init__()
+        one = Distillation()
+        self.student, self.teacher, self.features = one.student, one.teacher, features
+
+    def forward(self, batch):
+        if self.features:
+            with torch.no_grad():
+                wanted = [batch]
+                for layer in self.teacher:
+                    wanted.append(layer(wanted[-1]))
+            return (self.student(batch) - wanted[-1]).square().mean()
+        wanted = self.teacher(batch)
+        return (self.student(batch) - wanted.detach()).square().mean()
+
+
+def within(features=False):
+    def program():
+        model = Within(features)
+        optimizer = torch.optim.SGD(model.student.parameters(), 0.1)
+
+        def step(number):
+            loss = model(torch.rand(ROWS, WIDTH))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+        return step
+
+    return program
+
+
+def test_a_part_of_a_model_whose_graph_goes_before_the_backward_pass(tmp_path):
+    found = next(
+        one for one in findings_of(within(), tmp_path / "run.json") if one.rule == "unvisited-graph"
+    )
+    (first,) = found.remedies
+    assert (first.fix, first.code) == ("no_grad", "wanted = self.teacher(batch)")
+    assert found.bytes == 6 * ROWS * WIDTH * 4
+
+
+def test_features_without_a_graph_are_no_graph(tmp_path):
+    assert "unvisited-graph" not in names(within(features=True), tmp_path / "run.json")

@@ -46,6 +46,7 @@ class OldGraphs(WasteRule[OldGraph]):
     name = "old-graphs"
     summary = "graphs of a few earlier steps are still held"
     fixes = ("detach", "clear_traceback")
+    yields_to = ("retained-graph",)
     names_holders = True
 
     def matches(self, window: Window) -> Iterator[OldGraph]:

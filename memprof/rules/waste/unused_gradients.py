@@ -10,7 +10,7 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS
-from memprof.rules.needless_graphs import graph_for_nothing, line_of_its_own, without_graph
+from memprof.rules.needless_graphs import graph_for_nothing, without_graph
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idioms import keyword, optimizers_made
 from memprof.source_code.patch import diff, wrapped
@@ -70,7 +70,8 @@ class UnusedGradients(WasteRule[UnreadGradients]):
         paths = window.owners.module.names
         names = sorted(paths[m] for m in modules)
         backward = (window.phase == Phase.BACKWARD) & of_modules
-        graph = graph_for_nothing(window, modules, training_modules)
+        own_graph = graph_for_nothing(window, modules, training_modules)
+        graph = own_graph.rows
         at_peak = mask & window.at_peak
         at_peak[graph] = window.at_peak[graph]
         yield UnreadGradients(
@@ -81,7 +82,7 @@ class UnusedGradients(WasteRule[UnreadGradients]):
             modules=_in_words(names),
             within_model=bool(_roots(names) & _roots([paths[m] for m in training_modules if m])),
             graph=int(window.lives.size[graph[window.at_peak[graph]]].sum()),
-            called_at=line_of_its_own(window, graph, training_modules) if len(graph) else None,
+            called_at=own_graph.called_at,
         )
 
     def title(self, match: UnreadGradients) -> str:

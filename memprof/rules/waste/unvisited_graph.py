@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,8 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.trace import Category, Frame, Phase
+from memprof.source_code.torch_modes import without_gradients
+from memprof.trace import Action, Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Ints, Window
 
@@ -19,11 +20,14 @@ __all__ = ["RULE"]
 
 _LEAST_SHARE = 0.1
 """Of the peak, that the graph has."""
+_LEAST_KEPT = 0.25
+"""Of the bytes that a forward pass makes: with gradients on, so many are there when it ends. The
+rest is what operators need while they run."""
+_LEAST_KEEPING = 0.5
+"""Of the modules that make something: where results of layers are returned, the layers within them
+keep nothing."""
 _NEARLY_ALL = 0.9
-"""Of what a model saves in its forward passes: so much must outlast the backward pass. A result
-that the program has in a variable outlasts it, too."""
-_LEAST_READ = 0.1
-"""Of all that is saved: so much must the backward pass free, else it was told to keep its graph."""
+"""Of a graph: so much must have come by the line that is named."""
 _LEAST_MODULES = 3
 """Modules that save something: fewer are a result that is used."""
 
@@ -37,7 +41,7 @@ class Unvisited(Match):
 
 
 class UnvisitedGraph(WasteRule[Unvisited]):
-    """A reference model runs with gradients on, and only its result is detached."""
+    """A reference model runs with gradients on, and only its result is used, detached."""
 
     name = "unvisited-graph"
     summary = "a model keeps activations that the backward pass does not read"
@@ -45,41 +49,23 @@ class UnvisitedGraph(WasteRule[Unvisited]):
     yields_to = ("retained-graph", "evaluation-graph", "old-graphs")
 
     def matches(self, window: Window) -> Iterator[Unvisited]:
-        """What a model saves before a backward pass, and has afterwards still.
+        """Of each model or part of one that is not trained: what its forward passes leave behind.
 
-        A backward pass frees what it reads, node by node.
+        A backward pass follows in the same step, and frees none of it.
         """
-        saved, outlasts = _saved_and_outlasting(window)
-        if not outlasts.any() or window.bytes_of(saved & ~outlasts) < _LEAST_READ * (
-            window.bytes_of(saved)
-        ):
-            return
-        roots = _roots(window)
-        for root in np.unique(roots[outlasts & (roots > 0)]).tolist():
-            of_root = saved & (roots == root)
-            rows = np.flatnonzero(of_root & outlasts)
-            modules = set(window.module[rows].tolist())
-            if len(modules) < _LEAST_MODULES:
+        learned = np.unique(window.module[window.phase == Phase.BACKWARD])
+        names = window.owners.module.names[1:]  # the first stands for none
+        waiting = sorted({name.partition(".")[0] for name in names})
+        while waiting:
+            path = waiting.pop()
+            rows = _left_behind(window, path, learned)
+            if not len(rows):
+                waiting += _large_parts(window, path)
                 continue
-            if window.bytes_of(of_root & outlasts) < _NEARLY_ALL * window.bytes_of(of_root):
-                continue
-            other_models = saved & ~outlasts & (roots > 0) & (roots != root)
-            frame = _own_frame(window, rows, np.flatnonzero(other_models))
-            if frame is not None:
-                rows = np.flatnonzero(outlasts & _made_under(window, frame))
             mask = np.zeros(len(window.lives), dtype=bool)
             mask[rows] = True
-            at_peak = mask & window.at_peak
-            if window.share(window.bytes_of(at_peak)) < _LEAST_SHARE:
-                continue
-            after = np.append(window.lives.alloc[rows[1:]], window.lives.alloc[rows[-1:]] + 1)
-            yield Unvisited(
-                row=window.main_site(at_peak),
-                rows=rows,
-                nbytes=window.bytes_of(at_peak),
-                saving=window.replayed(window.ended_at(rows, after)),
-                frame=frame,
-            )
+            if window.share(window.bytes_of(mask & window.at_peak)) >= _LEAST_SHARE:
+                yield _match(window, path, rows)
 
     def title(self, match: Unvisited) -> str:  # noqa: ARG002 - every match reads the same
         """Say what they are."""
@@ -97,37 +83,92 @@ class UnvisitedGraph(WasteRule[Unvisited]):
         )
 
 
-def _saved_and_outlasting(window: Window) -> tuple[Bools, Bools]:
-    """What forward passes save in steps with a backward pass, and what of that outlasts it."""
-    backward = np.flatnonzero(window.phase_of_event == Phase.BACKWARD)
-    size = len(window.lives)
-    saved, outlasts = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
-    if not len(backward):
-        return saved, outlasts
-    lives = window.lives
-    activation = (window.category == Category.ACTIVATION) & (window.phase == Phase.FORWARD)
-    # A pass of a later step may read it: of a generator, which learns after its discriminator.
-    in_backward = np.append(window.phase_of_event == Phase.BACKWARD, np.zeros(1, dtype=bool))
-    read_later = in_backward[np.minimum(lives.free, len(in_backward) - 1)]
-    steps = window.step_of_event[backward]
-    for step in np.unique(steps).tolist():
-        of_step = backward[steps == step]
-        first, last = int(of_step[0]), int(of_step[-1])
-        mine = activation & (window.made_in == step) & (lives.alloc < first) & (lives.free > first)
-        saved |= mine
-        # what the window's end cuts off, nobody knows of
-        saved &= ~(mine & (lives.free >= window.events))
-        outlasts |= mine & (lives.free > last) & saved & ~read_later
-    return saved, outlasts
+def _match(window: Window, path: str, rows: Ints) -> Unvisited:
+    mask = np.zeros(len(window.lives), dtype=bool)
+    mask[rows] = True
+    at_peak = mask & window.at_peak
+    after = np.append(window.lives.alloc[rows[1:]], window.lives.alloc[rows[-1:]] + 1)
+    others = ~_is_inside(path, window.owners.module.names)[window.module]
+    read = others & (window.category == Category.ACTIVATION) & (window.phase == Phase.FORWARD)
+    return Unvisited(
+        row=window.main_site(at_peak),
+        rows=rows,
+        nbytes=window.bytes_of(at_peak),
+        saving=window.replayed(window.ended_at(rows, after)),
+        frame=_own_frame(window, rows, np.flatnonzero(read)),
+    )
 
 
-def _roots(window: Window) -> Ints:
-    """Per lifetime a number for the outermost module that made it; 0 for none."""
-    names = window.owners.module.names  # the first stands for none
-    index: dict[str, int] = {names[0]: 0}
-    of_name = [index.setdefault(name.split(".")[0], len(index)) for name in names]
-    roots: Ints = np.array(of_name, dtype=np.int64)[window.module]
-    return roots
+def _left_behind(window: Window, path: str, learned: Ints) -> Ints:
+    """What the passes through a module leave, if that is a graph and no backward pass goes there.
+
+    None where one of its modules is ``learned``: has memory that a backward pass made.
+    """
+    inside = _is_inside(path, window.owners.module.names)
+    nothing = np.zeros(0, dtype=np.int64)
+    if inside[learned[learned > 0]].any():
+        return nothing
+    lives, phase = window.lives, window.phase_of_event
+    freed_by = np.append(phase, Phase.UNKNOWN)[lives.free]
+    goes_unread = (freed_by != Phase.BACKWARD) & ~window.has_owner
+    goes_unread &= (lives.free < window.events) & (window.freed_in - window.made_in < 2)
+    parts: list[Ints] = []
+    for first, last, following in _passes(window, path):
+        low, high = np.searchsorted(lives.alloc, [first, last + 1])  # rows are in this order
+        rows = np.arange(low, high)
+        pass_bytes, makers = int(lives.size[rows].sum()), _modules_of(window, rows)
+        # what the pass has in variables of its own is gone when anything else is made
+        rows = rows[goes_unread[rows] & (lives.free[rows] > following)]
+        keepers = _modules_of(window, rows)
+        if len(keepers) < max(_LEAST_MODULES, _LEAST_KEEPING * len(makers)):
+            continue
+        if int(lives.size[rows].sum()) >= _LEAST_KEPT * pass_bytes:
+            parts.append(rows)
+    rows = np.concatenate(parts) if parts else nothing
+    return nothing if len(rows) and without_gradients(window.stack(int(rows[0]))) else rows
+
+
+def _modules_of(window: Window, rows: Ints) -> set[int]:
+    return set(window.module[rows].tolist()) - {0}
+
+
+def _passes(window: Window, path: str) -> Iterator[tuple[int, int, int]]:
+    """First and last allocation of each pass through a module, and the first one after it.
+
+    Only passes in whose step a backward pass follows.
+    """
+    label, phase = window.trace.events.label, window.phase_of_event
+    in_label = _is_inside(path, [one.module for one in window.trace.tables.labels])
+    events = np.flatnonzero(window.trace.events.action == Action.ALLOC)
+    is_inside = (phase[events] == Phase.FORWARD) & in_label[label[events]]
+    change = np.flatnonzero(np.diff(np.concatenate([[False], is_inside, [False]]).astype(np.int8)))
+    backward = events[phase[events] == Phase.BACKWARD]
+    for begin, end in zip(change[::2].tolist(), change[1::2].tolist(), strict=True):
+        last = int(events[end - 1])
+        at = int(np.searchsorted(backward, last))
+        if at == len(backward) or end == len(events):
+            continue
+        if window.step_of_event[backward[at]] == window.step_of_event[last]:
+            yield int(events[begin]), last, int(events[end])
+
+
+def _large_parts(window: Window, path: str) -> list[str]:
+    """The modules right below one that have enough bytes at the peak to be looked at."""
+    depth = path.count(".") + 1
+    of_module = np.bincount(
+        window.module[window.at_peak], weights=window.lives.size[window.at_peak]
+    )
+    bytes_of: Counter[str] = Counter()
+    for name, nbytes in zip(window.owners.module.names, of_module.tolist(), strict=False):
+        if name.startswith(f"{path}."):
+            bytes_of[".".join(name.split(".")[: depth + 1])] += int(nbytes)
+    return [part for part, nbytes in bytes_of.items() if window.share(nbytes) >= _LEAST_SHARE]
+
+
+def _is_inside(path: str, modules: Sequence[str]) -> Bools:
+    """Per name of a module: whether it is a path, or lies below it."""
+    below = f"{path}."
+    return np.array([f"{name}.".startswith(below) for name in modules], dtype=bool)
 
 
 def _own_frame(window: Window, rows: Ints, read: Ints) -> Frame | None:
@@ -146,16 +187,6 @@ def _own_frame(window: Window, rows: Ints, read: Ints) -> Frame | None:
         if frame not in others and of_frame[frame] >= least:
             return frame
     return None
-
-
-def _made_under(window: Window, frame: Frame) -> Bools:
-    """Per lifetime: whether that line of the program is on its stack."""
-    of_stack = np.array(
-        [frame in _user(window, stack) for stack in range(len(window.trace.tables.stacks))],
-        dtype=bool,
-    )
-    made: Bools = of_stack[window.lives.stack]
-    return made
 
 
 def _user(window: Window, stack: int) -> list[Frame]:

@@ -52,7 +52,7 @@ class ZeroRateRule(WasteRule[ZeroRate]):
         own = of_modules & (learns | (window.phase == Phase.BACKWARD))
         if not trained or not (own & learns).any():
             return
-        graph = graph_for_nothing(window, modules, trained)
+        graph = graph_for_nothing(window, modules, trained).rows
         at_peak = own & learns & window.at_peak
         at_peak[graph] = window.at_peak[graph]
         if not at_peak.any():
