@@ -61,6 +61,7 @@ class Largest(WasteRule[Large]):
         "pairwise-differences",
         "undivided-batch",
         "copied-windows",
+        "large-evaluation",
     )
 
     def matches(self, window: Window) -> Iterator[Large]:
