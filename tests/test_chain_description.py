@@ -44,7 +44,6 @@ REWORDED = (
 """Recordings whose remedies follow from holders."""
 WITH_OTHERS = (
     "long_deque_still_filling",
-    "no_retain_graph-retained",
     "set_to_none-gradients",
     "stub-training-torch2.4.1",
 )
