@@ -287,12 +287,14 @@ PyObject* end(PyObject*, PyObject*) {
 }
 
 PyObject* foreign(PyObject*, PyObject* args) {
-  int is_alive = 0;
+  int is_alive = 0, is_made_here = 0;
   unsigned long long address = 0;
   long long size = 0;
-  if (!PyArg_ParseTuple(args, "pKL", &is_alive, &address, &size)) {
+  if (!PyArg_ParseTuple(args, "pKL|p", &is_alive, &address, &size, &is_made_here)) {
     return nullptr;
   }
+  const bool has_stack = is_made_here && recording.load(std::memory_order_relaxed);
+  const int32_t stack = has_stack ? stack_here() : 0;
   const std::lock_guard<std::mutex> guard(mutex);
   if (!is_alive) {
     Block* block = blocks.find(address);
@@ -309,11 +311,11 @@ PyObject* foreign(PyObject*, PyObject* args) {
   if (!counting || blocks.find(address) != nullptr) {
     Py_RETURN_FALSE;
   }
-  blocks.put({address, size, ++serial, 0, here().label});
+  blocks.put({address, size, ++serial, stack, here().label});
   bytes += size;
   peak = bytes > peak ? bytes : peak;
   if (recording) {
-    write(kAlloc, address, size, 0, kOutsideOfGraph, -1);
+    write(kAlloc, address, size, stack, kOutsideOfGraph, -1);
   }
   Py_RETURN_TRUE;
 }

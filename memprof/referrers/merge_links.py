@@ -71,7 +71,8 @@ def _join_module(links: list[Link], at: int) -> tuple[Link | None, int]:
     if not path:
         return None, 0
     name = ".".join(path)
-    return Link(kind, name, first.type_name, filename, releases=first.releases), at - start
+    releases = links[at - 1].releases  # of the innermost object, which has what follows
+    return Link(kind, name, first.type_name, filename, releases=releases), at - start
 
 
 def _is_entry(links: list[Link], at: int) -> bool:

@@ -1,4 +1,4 @@
-"""Loops of a program that were over before its recording was."""
+"""Loops of a program, and its training, that were over before its recording was."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import FUNCTIONS, LOOPS, place_of
-from memprof.trace import EMPTY, Frame
+from memprof.trace import EMPTY, Frame, Phase
 from memprof.views.survivors import Survival
 
-__all__ = ["loop_is_over"]
+__all__ = ["loop_is_over", "training_is_over"]
 
 _Lines: TypeAlias = dict[tuple[str, str], set[int]]
 
@@ -20,20 +20,41 @@ _Lines: TypeAlias = dict[tuple[str, str], set[int]]
 def loop_is_over(survival: Survival, stack: int, place: int) -> bool:
     """Whether a loop around the calls of a stack did not run any more after a step's end.
 
-    ``place`` is one of `Survival.steps`. The function with the loop must have run then still, at
-    lines outside of it: a cache that is full stops to grow while its loop goes on.
+    ``place`` is one of `Survival.steps`. A function around it must have run then still, at lines
+    outside of the loop, or of the call that the loop was in: a cache that is full stops to grow
+    while its loop goes on.
     """
     lives = survival.lives
     # A step ends in the midst of a loop's body: the rest of the last one is in the step after.
     later = _lines(survival, np.unique(lives.stack[lives.allocated_in > place + 1]).tolist())
-    for frame in survival.tables.stack(stack):
+    frames = [
+        one for one in survival.tables.stack(stack) if frame_kind(one.filename) is FrameKind.USER
+    ]
+    for at in reversed(range(len(frames))):
+        frame = frames[at]
         lines = later.get((frame.filename, frame.name))
-        loop = _outermost_loop(frame) if lines else None
-        if lines and loop is not None:
-            end = loop.end_lineno or loop.lineno
-            if not any(loop.lineno <= line <= end for line in lines):
-                return True
+        if not lines:
+            return False
+        loop = _outermost_loop(frame)
+        first, last = (loop.lineno, loop.end_lineno or 0) if loop else (frame.line, frame.line)
+        if not any(first <= line <= last for line in lines):
+            return any(_outermost_loop(inner) is not None for inner in frames[: at + 1])
     return False
+
+
+def training_is_over(survival: Survival, place: int) -> bool:
+    """Whether no backward pass came after a step's end, where most steps before it have one.
+
+    What is evaluated last counts as steps of its own, as there is nothing else to count.
+    """
+    lives = survival.lives
+    phases = np.array([label.phase for label in survival.tables.labels])
+    learned = lives.allocated_in[
+        (phases[lives.label] == Phase.BACKWARD) & (lives.allocated_in >= 0)
+    ]
+    if not len(learned) or int(learned.max()) > place + 1:
+        return False
+    return bool(2 * len(np.unique(learned)) > place)
 
 
 def _lines(survival: Survival, stacks: list[int]) -> _Lines:
@@ -47,8 +68,6 @@ def _lines(survival: Survival, stacks: list[int]) -> _Lines:
 
 def _outermost_loop(frame: Frame) -> ast.stmt | None:
     """The outermost loop around a line of the program, in its own function."""
-    if frame.changed or frame_kind(frame.filename) is not FrameKind.USER:
-        return None
     place = place_of(frame)
     outermost = None
     for node in reversed((*place.around, place.statement) if place is not None else ()):

@@ -33,6 +33,8 @@ _LEAST_GROWTH, _STEPS = 1 << 20, 1000
 """Bytes that growth must come to over the run, or over so many steps, and below that at least
 `_GROWN` of the peak by now."""
 _GROWN = 0.01
+_LEAST_OF_CYCLE = 64 << 10
+"""The same for what only the garbage collector frees: numbers of a few bytes."""
 _OF_RESULTS = frozenset(("bound_cache", "clear_container", "del_ref"))
 """First remedies of what is kept and was made for that."""
 _ALMOST_ALL = 0.9
@@ -71,11 +73,13 @@ def is_needed(finding: RuleFinding) -> bool:
 def _comes_to_nothing(finding: RuleFinding, examination: Examination) -> bool:
     """Whether what grows stays small in any run of such a length.
 
-    Only results that are kept, as a history of small tensors is: a graph, a hook or a cycle is a
-    mistake however small.
+    Only results that are kept, as a history of small tensors is, and cycles of nearly nothing: a
+    graph or a hook is a mistake however small.
     """
     fix = finding.remedies[0].fix if finding.remedies else ""
-    if finding.kind is not Kind.LEAK or fix not in _OF_RESULTS:
+    if finding.kind is Kind.CYCLE:
+        return max(finding.bytes, finding.bytes_per_step * _STEPS) < _LEAST_OF_CYCLE
+    if fix not in _OF_RESULTS:
         return False
     device = next((one for one in examination.devices if one.name == finding.device), None)
     if device is None:

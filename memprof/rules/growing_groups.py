@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from memprof.records import Holder
 from memprof.reference_chain import LinkKind, largest_container
-from memprof.rules.ended_loops import loop_is_over
+from memprof.rules.ended_loops import loop_is_over, training_is_over
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import copies_collection, joins_tensors
 from memprof.source_code.program import Place, place_of, source_of
@@ -101,9 +101,12 @@ def growing_groups(
     for keys in (_by_stack(survival), _by_line(survival)):
         for rows in _groups(keys, survives & ~grouped):
             group = _ever_more(survival, rows, freed)
-            if group is not None and not _is_expected(survival, group):
-                grouped[rows] = True
-                yield group
+            if group is None or _is_expected(survival, group):
+                continue
+            if not holders_of.get(group.stack) and _is_collected_at_the_end(survival, group):
+                continue
+            grouped[rows] = True
+            yield group
     for rows, judge in _held_groups(survival, survives & ~grouped, holders_of):
         group = judge(survival, rows, freed)
         if group is not None and not _is_expected(survival, group):
@@ -222,14 +225,17 @@ def _ever_more(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | N
 
 
 def _rise_to_loops_end(survival: Survival, rows: Ints, count: Ints, amount: Ints) -> Rise | None:
-    """The same up to the end of the loop that makes them, where little comes after it."""
+    """The same up to the end of the loop that makes them, or of training, where little follows."""
     last = int(survival.lives.allocated_in[rows].max())
     end = last + SURVIVOR_AGE + 1
     if end >= len(count) or last < _NEARLY_THROUGHOUT * len(count):
         return None
     growth = rise(count[:end], amount[:end], first=WARM_UP + SURVIVOR_AGE - 1)
+    if growth is None:
+        return None
     stack = _most(survival.lives.stack[rows])
-    return growth if growth is not None and loop_is_over(survival, stack, last) else None
+    is_over = training_is_over(survival, last) or loop_is_over(survival, stack, last)
+    return growth if is_over else None
 
 
 def _ever_the_same(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | None:
@@ -465,6 +471,21 @@ def _is_expected(survival: Survival, group: GrowingGroup) -> bool:
         bool((lives.allocated_in[there] >= WARM_UP).mean() >= _MOSTLY) if there.any() else False
     )
     return len(group.rows) <= int(there.sum()) and not are_new
+
+
+def _is_collected_at_the_end(survival: Survival, group: GrowingGroup) -> bool:
+    """True if a line collects late what it has collected and given back as often before.
+
+    An evaluation that ends the program: within training each was over before a step's end.
+    """
+    lives = survival.lives
+    if int(group.places[0]) <= len(survival) // 2:
+        return False
+    line = sites(survival.tables).of_stack[lives.stack]
+    before = line == sites(survival.tables).of_stack[group.stack]
+    before &= (lives.allocated_in >= 0) & (lives.freed_in - lives.allocated_in < SURVIVOR_AGE)
+    before &= lives.allocated_in < int(lives.allocated_in[group.rows].min())
+    return int(before.sum()) >= len(group.rows)
 
 
 def _is_history(frames: tuple[Frame, ...]) -> bool:

@@ -42,6 +42,8 @@ class RunMatch:
     """It may be meant, or somebody else's."""
     saving: Saving | None = None
     """The peak with and without it; None where no replay can tell."""
+    in_backward_of: bool = False
+    """A backward pass made it: its line is that of the operator, in the forward pass."""
 
 
 AnyRunMatch = TypeVar("AnyRunMatch", bound=RunMatch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sched
+from types import SimpleNamespace
 
 import torch
 
@@ -40,3 +41,21 @@ def test_the_call_that_hands_it_over_is_named(tmp_path):
     (remedy,) = (one for one in found.remedies if one.rule == "collecting-object")
     assert remedy.fix == "clear_container"
     assert remedy.code == "later.enter(3600, 1, print, (batch,))"
+
+
+def given_a_name():
+    """What is handed over is made by the statement before."""
+    later = sched.scheduler()
+    job = SimpleNamespace(later=later)
+
+    def step(number):
+        batch, count = torch.zeros(WIDTH, WIDTH), 1
+        job.later.enter(3600, count, print, batch)
+
+    return step
+
+
+def test_the_call_beside_the_line_that_makes_it_is_named(tmp_path):
+    (found,) = findings_of(given_a_name, tmp_path / "run.json")
+    (remedy, *_) = (one for one in found.remedies if one.rule == "collecting-object")
+    assert remedy.code == "job.later.enter(3600, count, print, batch)"

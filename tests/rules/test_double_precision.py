@@ -59,3 +59,27 @@ def test_autocast_which_narrows_no_double_is_not_what_helps():
     net = model().double()
     with torch.autocast("cpu", torch.bfloat16):
         assert net(torch.randn(2, WIDTH, dtype=torch.float64)).dtype == torch.float64
+
+
+def by_line_searches():
+    """L-BFGS: its searches end early where differences of the loss are rounded off."""
+    net = model().double()
+    optimizer = torch.optim.LBFGS(net.parameters(), history_size=8)
+
+    def step(number):
+        def closure():
+            optimizer.zero_grad()
+            loss = net(torch.ones(32, WIDTH, dtype=torch.float64)).square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    return step
+
+
+def test_an_optimizer_that_needs_it_is_a_reason_and_its_history_is_no_second_state(tmp_path):
+    rules = {
+        one.rule for one in findings_of(by_line_searches, tmp_path / "run.json") if not one.minor
+    }
+    assert not rules & {"double-precision", "second-states"}

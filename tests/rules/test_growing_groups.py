@@ -316,3 +316,39 @@ def test_a_collection_that_a_library_copies_again_and_again(whose, grows, tmp_pa
         for number in range(step + 1):
             trace.alloc(4096, f"t{step}.{number}", stack=stack)
     assert is_leak(tmp_path, path, whose, trace) is grows
+
+
+def test_training_that_is_over_has_grown_whatever_is_evaluated_last(tmp_path):
+    """Forward passes after the last optimizer's step count as steps, in the same loop."""
+    path = tmp_path / "train.py"
+    path.write_text("for step in range(90):\n    replace(step)\n    evaluate(step)\n")
+    trace, steps = TraceBuilder(device="cpu"), 100
+    for step in range(steps):
+        trace.label(step=step, phase=Phase.BACKWARD if step < 91 else Phase.FORWARD)
+        trace.alloc(4096, f"x{step}", stack=(Frame("<module>", str(path), 3),)).free(f"x{step}")
+        if step < 91:
+            trace.alloc(1 << 20, f"t{step}", stack=(Frame("<module>", str(path), 2),))
+    numbers = list(range(steps))
+    columns = StepColumns(first=numbers, last=numbers, window=[0] * steps)
+    write_run(tmp_path / "run.json", trace.build(), steps=columns)
+    found = leaks(examine(load(tmp_path / "run.json")))
+    assert [one.bytes_per_step for one in found] == [1 << 20]
+
+
+def test_an_evaluation_that_ends_the_program_collects_as_it_did_before(tmp_path):
+    """In training each was over before a step's end; the last one counts as steps of its own."""
+    path = tmp_path / "train.py"
+    path.write_text("def probe():\n    kept.append(f(x))\n")
+    trace, steps = TraceBuilder(device="cpu"), 60
+    for step in range(steps):
+        trace.label(step=step)
+        for part in range(12 if step < 45 and step % 5 == 0 else 0):
+            trace.alloc(1 << 20, f"p{step}.{part}", stack=(Frame("probe", str(path), 2),))
+        for part in range(12 if step < 45 and step % 5 == 0 else 0):
+            trace.free(f"p{step}.{part}")
+        if step >= 45:
+            trace.alloc(1 << 20, f"t{step}", stack=(Frame("probe", str(path), 2),))
+    numbers = list(range(steps))
+    columns = StepColumns(first=numbers, last=numbers, window=[0] * steps)
+    write_run(tmp_path / "run.json", trace.build(), steps=columns)
+    assert leaks(examine(load(tmp_path / "run.json"))) == ()

@@ -7,7 +7,10 @@ import queue
 
 import pytest
 import torch
+from click.testing import CliRunner
 
+from memprof_cli.leaks import command as leaks
+from memprof_cli.report import command as report
 from tests.rules.recorded import findings_of, names
 
 WIDTH = 256
@@ -82,3 +85,11 @@ def test_what_waits_at_the_peak_is_waste_of_a_queue_without_a_bound(program, cod
 
 def test_a_queue_with_a_bound_is_none(tmp_path):
     assert "queue-backlog" not in names(looks_alike, tmp_path / "run.json")
+
+
+@pytest.mark.parametrize("command", [leaks, report])
+def test_a_finding_over_a_whole_run_that_has_a_line_is_printed(command, tmp_path):
+    findings_of(fires, tmp_path / "run.json")
+    done = CliRunner().invoke(command, [str(tmp_path / "run.json")])
+    assert done.exception is None
+    assert "wait in the queue `tasks`" in " ".join(done.output.split())

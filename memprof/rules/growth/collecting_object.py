@@ -12,7 +12,7 @@ from memprof.rules.case import Case
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import growing, last_name
-from memprof.source_code.program import Place, calls_in
+from memprof.source_code.program import Place, bound_names, calls_in
 
 __all__ = ["RULE"]
 
@@ -65,6 +65,7 @@ class CollectingObject(GrowthRule[Collector]):
         return (
             _by_name(case)
             or _by_call(case)
+            or _by_result(case)
             or _by_argument(case)
             or _by_release(case)
             or _by_construction(case)
@@ -122,6 +123,27 @@ def _by_call(case: Case) -> Collector | None:
                 text = ast.unparse(call.func)
                 return Collector(place, text, owner, container, length, is_in_stack=True)
     return None
+
+
+def _by_result(case: Case) -> Collector | None:
+    """A call of the object, beside the statement that made the tensors, that is handed them."""
+    site = case.site
+    if site is None:
+        return None
+    made = {name for one in bound_names(site.statement) for name in _names(one)}
+    for holder in case.finding.holders:
+        owner, container, length = _collected_in(holder)
+        for call in calls_in(site.scope) if owner else ():
+            given = {name for one in call.args for name in _names(one)}
+            place = site.program.place(call)
+            if place is not None and given & made and _hands(call, owner):
+                text = ast.unparse(call.func)
+                return Collector(place, text, owner, container, length, is_in_stack=True)
+    return None
+
+
+def _names(node: ast.expr) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
 
 
 def _by_argument(case: Case) -> Collector | None:

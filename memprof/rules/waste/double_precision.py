@@ -19,6 +19,7 @@ __all__ = ["RULE"]
 _LEAST_SHARE = 0.9
 """Of the parameters' bytes that the conversion made: a model with one layer in double precision,
 for a sum that needs it, is meant so."""
+_LBFGS_FILE = "/torch/optim/lbfgs.py"
 _MODULE_FILE = "/torch/nn/modules/module.py"
 
 
@@ -39,6 +40,8 @@ class DoublePrecision(WasteRule[Match]):
         if not double.any():
             return
         if window.bytes_of(double) < _LEAST_SHARE * window.bytes_of(parameters):
+            return
+        if made_through(window, _is_lbfgs).any():  # its line searches end early in float32
             return
         peak = window.peak.bytes
         yield Match(
@@ -67,6 +70,10 @@ def _is_conversion(frame: Frame) -> bool:
     if frame.name.rpartition(".")[2] != "double":
         return False
     return frame.filename.replace("\\", "/").endswith(_MODULE_FILE)
+
+
+def _is_lbfgs(frame: Frame) -> bool:
+    return frame.filename.replace("\\", "/").endswith(_LBFGS_FILE)
 
 
 RULE = DoublePrecision()

@@ -41,6 +41,7 @@ class SecondStates(WasteRule[Match]):
             return
         state = (window.category == Category.OPTIMIZER_STATE) & window.at_peak
         state &= made_through(window, _is_of_optimizer) & (window.lives.requested > _LEAST_STATE)
+        state &= ~made_through(window, _is_lbfgs)
         steps = np.unique(window.made_in[state]).tolist()
         for number, step in enumerate(steps):
             older = state & (window.made_in == step)
@@ -81,6 +82,11 @@ class SecondStates(WasteRule[Match]):
 def _is_of_optimizer(frame: Frame) -> bool:
     """Whether it is a frame of one of torch's optimizers."""
     return bool(_OPTIMIZER_FILE.search(frame.filename.replace("\\", "/")))
+
+
+def _is_lbfgs(frame: Frame) -> bool:
+    """Whether it is a frame of L-BFGS, whose state is of many steps."""
+    return frame.filename.replace("\\", "/").endswith("/torch/optim/lbfgs.py")
 
 
 def _keys(window: Window, rows: Bools) -> list[tuple[int, int]]:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from memprof.cpython.signal_errors import covers_entry, is_of_signal, raised_at_death
 from memprof.records import DeviceInfo
+from memprof.sources.cpu.cloned_storages import ClonedStorages
 from memprof.sources.cpu.find_storages import StorageSearch
 from memprof.sources.cpu.throttle import Throttle
 from memprof.sources.guarded_access import plain_attributes
@@ -72,6 +73,7 @@ class CpuAllocatorSource:
         self._labels = RowLabels(interner, loop_watch, native)
         self._search = StorageSearch(loop_watch.guard)
         self._foreign = _ForeignStorages(native)
+        self._clones = ClonedStorages(self._foreign.see_made)
         self._pid = os.getpid()
         self._in_window = False
         self._ready: list[Chunk] = []
@@ -91,10 +93,12 @@ class CpuAllocatorSource:
             RuntimeError: the program has an allocator of its own that cannot be followed.
         """
         self._native.cpu_start()
+        self._clones.open()
 
     def close(self) -> None:
         """Put torch's allocator back; safe to call twice."""
         self._stop()
+        self._clones.close()
         if os.getpid() == self._pid:
             self._native.cpu_stop()
         self._foreign.clear()
@@ -259,7 +263,11 @@ class _ForeignStorages:
         self._addresses: dict[int, tuple[int, int]] = {}
         """By the storage's key its address and bytes."""
 
-    def see(self, storage: Any) -> None:
+    def see_made(self, storage: Any) -> None:
+        """Count a storage that has just been made, by the code that runs here."""
+        self.see(storage, made_here=True)
+
+    def see(self, storage: Any, *, made_here: bool = False) -> None:
         """Count a storage, unless its memory is counted already."""
         size = storage.nbytes()
         if not size:
@@ -268,7 +276,7 @@ class _ForeignStorages:
         if key in self._refs:
             return
         address = storage.data_ptr()
-        if address and self._native.cpu_foreign(True, address, size):
+        if address and self._native.cpu_foreign(True, address, size, made_here):
             self._addresses[key] = (address, size)
             self._refs[key] = weakref.ref(storage, partial(self._on_death, key))
 

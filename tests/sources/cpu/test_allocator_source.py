@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import subprocess
@@ -340,3 +341,33 @@ def test_the_blocks_in_use_are_exact_however_many_come_and_in_whatever_order_the
         assert part.cpu_counters()[0] == before
     finally:
         part.cpu_stop()
+
+
+def test_what_deepcopy_clones_is_recorded_where_it_is_made(tmp_path):
+    """It takes memory of torch's default allocator, whichever one is set."""
+    weights, copies = torch.ones(1000), []
+
+    def program(_tracker):
+        copies.append(copy.deepcopy(weights))
+        torch.empty(2000)
+
+    _, trace = recorded(tmp_path / "run.json", program)
+    events = trace.events
+    made = np.flatnonzero((events.action == Action.ALLOC) & (events.size >= 4000))
+    assert events.size[made].tolist() == [4000, 8000]
+    stack = trace.tables.stack(int(events.stack[made[0]]))
+    assert next(one.name for one in stack if one.filename == __file__).endswith("program")
+    assert "clone" not in vars(torch.UntypedStorage)
+    copies.clear()
+
+
+def test_a_clone_that_goes_is_given_back(tmp_path):
+    weights = torch.ones(1000)
+
+    def program(_tracker):
+        for _ in range(3):
+            copy.deepcopy(weights)
+
+    _, trace = recorded(tmp_path / "run.json", program)
+    freed = (trace.events.action == Action.FREE_COMPLETED) & (trace.events.size == 4000)
+    assert int(freed.sum()) == 3

@@ -1,0 +1,121 @@
+"""stored-views: a container with a bound is full of small views, and keeps their whole storages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.chain_description import keeper
+from memprof.records import Finding
+from memprof.reference_chain import largest_container
+from memprof.rules.case import Case
+from memprof.rules.finding import Kind
+from memprof.rules.rule import Advice
+from memprof.rules.run_rule import RunMatch, RunRule
+from memprof.rules.same_memory import ANY_GROWTH, Overlap
+from memprof.rules.small_views import advice_on_view, small_view
+from memprof.trace import EMPTY
+from memprof.units import format_bytes, format_percent
+from memprof.views.examination import DeviceExamination, Examination
+from memprof.views.window import Window
+
+__all__ = ["RULE"]
+
+_LEAST_SHARE = 0.1
+"""Of the peak: what is less is not worth a change."""
+_SMALL_PART = 0.25
+"""Of the storages, that all the views together show."""
+_FEWEST_ITEMS = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class StoredViews(RunMatch):
+    """Storages of which somebody keeps a small view each."""
+
+    peak: int
+    """Bytes at the device's peak."""
+
+
+class ViewsInContainer(RunRule[StoredViews]):
+    """The hardest sample of each of the last 64 batches, as a view of its batch."""
+
+    name = "stored-views"
+    summary = "a container is full of small views, and keeps their whole storages"
+    fixes = ("clone_view",)
+    kind = Kind.WASTE
+    yields_to = (ANY_GROWTH,)
+    overlap = Overlap.HOLDER
+
+    def matches(self, examination: Examination) -> Iterator[StoredViews]:
+        """The line whose storages a container's small views keep most of, on each device."""
+        for device in examination.devices:
+            window = device.peak_window
+            if window is None or not window.line.peak_allocated.bytes:
+                continue
+            found = [_match(one, device, window) for one in _searches(examination, device)]
+            matches = [one for one in found if one is not None]
+            if matches:
+                yield max(matches, key=lambda one: one.nbytes)
+
+    def title(self, match: StoredViews) -> str:
+        """Say how much it is, and what holds it."""
+        share = format_percent(match.nbytes, match.peak)
+        by = keeper(match.holders[0].links)
+        return f"{format_bytes(match.nbytes)} ({share} of the peak) are kept for small parts: {by}"
+
+    def advice(self, match: StoredViews, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - of the case
+        """Store a clone of the part."""
+        part = small_view(case)
+        if part is not None:
+            yield from advice_on_view(part, case)
+
+
+def _searches(examination: Examination, device: DeviceExamination) -> list[Finding]:
+    """The last search for each stack that came upon a small view."""
+    last: dict[int, Finding] = {}
+    for one in examination.run.findings:
+        if one.finding == "holders" and one.device == device.name and one.stack != EMPTY:
+            last[one.stack] = one
+    return [one for one in last.values() if one.holders and _shown(one) > 0]
+
+
+def _shown(search: Finding) -> int:
+    """Bytes that all items of the container show together; 0 where they are no views."""
+    links = search.holders[0].links
+    container = largest_container(links)
+    view = links[-1]
+    if container is None or links[container].length < _FEWEST_ITEMS:
+        return 0
+    if not 0 < view.shown_bytes < view.storage_bytes:
+        return 0
+    return view.shown_bytes * links[container].length
+
+
+def _match(search: Finding, device: DeviceExamination, window: Window) -> StoredViews | None:
+    lives = window.lives
+    of_stack = lives.stack == search.stack
+    of_stack &= lives.size >= search.holders[0].links[-1].storage_bytes / 2
+    there = of_stack & window.at_peak
+    nbytes = window.bytes_of(there)
+    if window.share(nbytes) < _LEAST_SHARE or _shown(search) > _SMALL_PART * nbytes:
+        return None
+    if int(there.sum()) < _FEWEST_ITEMS:
+        return None
+    rows = np.flatnonzero(of_stack & (window.freed_in - window.made_in > 1))
+    row = int(np.flatnonzero(there)[-1])
+    return StoredViews(
+        device=device.name,
+        nbytes=nbytes,
+        first_step=int(window.made_in[there].min()),
+        last_step=int(window.made_in[there].max()),
+        site=window.site_of(row),
+        stack=window.stack(row),
+        holders=tuple(search.holders),
+        saving=window.replayed(window.whole(rows)),
+        peak=device.peak_allocated,
+    )
+
+
+RULE = ViewsInContainer()
