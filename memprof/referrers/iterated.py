@@ -45,11 +45,11 @@ def _is_on_a_stack(holder: Sequence[object], most_around: int) -> bool:
     No variable here may refer to it: that would be such a reference itself.
     """
     referrers = gc.get_referrers(holder[0])
-    counted = sum(
+    references = sum(
         sum(referent is holder[0] for referent in gc.get_referents(referrers[at]))
         for at in range(len(referrers))
     )
-    if sys.getrefcount(holder[0]) - 1 > counted:
+    if sys.getrefcount(holder[0]) - 1 > references:
         return True
     around = [
         at

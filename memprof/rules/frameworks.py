@@ -108,10 +108,10 @@ def construction(fix: str, stack: Sequence[Frame], programs: Sequence[Program]) 
     A class of the program's own that comes of it counts as well. None where the switch is none of a
     class, or where the program makes several of them.
     """
-    called = re.match(r"([A-Z]\w*)\(", _switch(fix, stack))
-    if called is None:
+    beginning = re.match(r"([A-Z]\w*)\(", _switch(fix, stack))
+    if beginning is None:
         return None
-    names = _with_derived(called[1], programs)
+    names = _with_derived(beginning[1], programs)
     places = [
         place
         for program in programs

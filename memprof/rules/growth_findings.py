@@ -133,8 +133,8 @@ class _Leak:
                 continue
             alike = (size >= view.storage_bytes / 2) & (size <= 2 * view.storage_bytes)
             whole = size[alike].sum()
-            shown = view.shown_bytes * holder.links[at].length
-            if 2 * whole > size.sum() and shown <= _SMALL_PART * whole:
+            shown_bytes = view.shown_bytes * holder.links[at].length
+            if 2 * whole > size.sum() and shown_bytes <= _SMALL_PART * whole:
                 return True
         return False
 

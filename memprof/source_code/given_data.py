@@ -66,12 +66,12 @@ def _only_call(place: Place | None) -> ast.Call | None:
 
 def _argument(call: ast.Call, place: Place, name: str) -> ast.expr | None:
     """What a call hands to the parameter ``name`` of the function around a statement."""
-    given = next((one.value for one in call.keywords if one.arg == name), None)
+    value = next((one.value for one in call.keywords if one.arg == name), None)
     names = list(_by_position(place))
-    if given is None and name in names and names.index(name) < len(call.args):
-        given = call.args[names.index(name)]
+    if value is None and name in names and names.index(name) < len(call.args):
+        value = call.args[names.index(name)]
     is_spread = any(isinstance(one, ast.Starred) for one in call.args)
-    return None if is_spread else given
+    return None if is_spread else value
 
 
 def _by_position(place: Place) -> Iterator[str]:

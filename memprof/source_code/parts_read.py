@@ -48,8 +48,8 @@ def part_read(stack: Sequence[Frame]) -> PartRead | None:
         if place is None:
             return None
         if place.function is not None:
-            named = set(parameters(place.function))
-            switch = switch or next((one for one in _TO_KEEP if one in named), "")
+            names = set(parameters(place.function))
+            switch = switch or next((one for one in _TO_KEEP if one in names), "")
         statement = place.statement
         if isinstance(statement, ast.Return):
             if _is_the_call(statement.value):
@@ -110,17 +110,17 @@ def _only_part(place: Place, value: str, switch: str) -> PartRead | None:
     name, _, field = value.partition(".")
     parts: dict[str, ast.expr] = {}
     for load, parents in _loads(place, name):
-        read: ast.expr = load
+        node_read: ast.expr = load
         parent = parents[-1]
         if field:
             if not isinstance(parent, ast.Attribute):
                 return None
             if parent.attr != field:
                 continue
-            read, parent = parent, parents[-2]
+            node_read, parent = parent, parents[-2]
         if isinstance(parent, ast.Attribute) and parent.attr in _OF_SHAPE:
             continue
-        is_part = isinstance(parent, ast.Subscript) and parent.value is read
+        is_part = isinstance(parent, ast.Subscript) and parent.value is node_read
         if not is_part or not isinstance(parent, ast.Subscript) or not _is_one_part(parent.slice):
             return None
         parts.setdefault(ast.unparse(parent), parent)

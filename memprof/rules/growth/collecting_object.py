@@ -130,13 +130,13 @@ def _by_result(case: Case) -> Collector | None:
     site = case.site
     if site is None:
         return None
-    made = {name for one in bound_names(site.statement) for name in _names(one)}
+    names_made = {name for one in bound_names(site.statement) for name in _names(one)}
     for holder in case.finding.holders:
         owner, container, length = _collected_in(holder)
         for call in calls_in(site.scope) if owner else ():
-            given = {name for one in call.args for name in _names(one)}
+            names_given = {name for one in call.args for name in _names(one)}
             place = site.program.place(call)
-            if place is not None and given & made and _hands(call, owner):
+            if place is not None and names_given & names_made and _hands(call, owner):
                 text = ast.unparse(call.func)
                 return Collector(place, text, owner, container, length, is_in_stack=True)
     return None

@@ -18,13 +18,13 @@ _LIST = "parametrizations"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Registration(Cause):
+class ParametrizationCall(Cause):
     """The statement that registers."""
 
     place: Place
 
 
-class Parametrizations(GrowthRule[Registration]):
+class Parametrizations(GrowthRule[ParametrizationCall]):
     """`register_parametrization(layer, "weight", …)` in every step."""
 
     name = "parametrizations"
@@ -32,15 +32,15 @@ class Parametrizations(GrowthRule[Registration]):
     fixes = ("del_ref",)
     precedes = ("kept-graph",)
 
-    def match(self, case: Case) -> Registration | None:
+    def match(self, case: Case) -> ParametrizationCall | None:
         """Something below a module's list of parametrizations, which the program registers."""
         links = [link for holder in case.finding.holders for link in holder.links]
         if not any(one.kind in _OF_MODULES and _LIST in one.name.split(".") for one in links):
             return None
         calls = case.calls("register_parametrization")
-        return next((Registration(place) for _, place in calls), None)
+        return next((ParametrizationCall(place) for _, place in calls), None)
 
-    def advice(self, cause: Registration, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the statement says all
+    def advice(self, cause: ParametrizationCall, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the statement says all
         """Register it once."""
         yield Advice(
             "del_ref",

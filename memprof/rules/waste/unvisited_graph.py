@@ -89,13 +89,13 @@ def _match(window: Window, path: str, rows: Ints) -> Unvisited:
     at_peak = mask & window.at_peak
     after = np.append(window.lives.alloc[rows[1:]], window.lives.alloc[rows[-1:]] + 1)
     others = ~_is_inside(path, window.owners.module.names)[window.module]
-    read = others & (window.category == Category.ACTIVATION) & (window.phase == Phase.FORWARD)
+    rows_read = others & (window.category == Category.ACTIVATION) & (window.phase == Phase.FORWARD)
     return Unvisited(
         row=window.main_site(at_peak),
         rows=rows,
         nbytes=window.bytes_of(at_peak),
         saving=window.replayed(window.ended_at(rows, after)),
-        frame=_own_frame(window, rows, np.flatnonzero(read)),
+        frame=_own_frame(window, rows, np.flatnonzero(rows_read)),
     )
 
 
@@ -171,11 +171,11 @@ def _is_inside(path: str, modules: Sequence[str]) -> Bools:
     return np.array([f"{name}.".startswith(below) for name in modules], dtype=bool)
 
 
-def _own_frame(window: Window, rows: Ints, read: Ints) -> Frame | None:
-    """The innermost line of the program that nearly all ``rows`` share, and no ``read`` one has."""
+def _own_frame(window: Window, rows: Ints, rows_read: Ints) -> Frame | None:
+    """The innermost line of the program that nearly all ``rows``, and no ``rows_read``, share."""
     others = {
         frame
-        for stack in np.unique(window.lives.stack[read])
+        for stack in np.unique(window.lives.stack[rows_read])
         for frame in _user(window, int(stack))
     }
     sizes = np.bincount(window.lives.stack[rows], weights=window.lives.size[rows])

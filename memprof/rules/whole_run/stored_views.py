@@ -54,8 +54,8 @@ class ViewsInContainer(RunRule[StoredViews]):
             window = device.peak_window
             if window is None or not window.line.peak_allocated.bytes:
                 continue
-            found = [_match(one, device, window) for one in _searches(examination, device)]
-            matches = [one for one in found if one is not None]
+            of_searches = [_match(one, device, window) for one in _searches(examination, device)]
+            matches = [one for one in of_searches if one is not None]
             if matches:
                 yield max(matches, key=lambda one: one.nbytes)
 
@@ -78,10 +78,10 @@ def _searches(examination: Examination, device: DeviceExamination) -> list[Findi
     for one in examination.run.findings:
         if one.finding == "holders" and one.device == device.name and one.stack != EMPTY:
             last[one.stack] = one
-    return [one for one in last.values() if one.holders and _shown(one) > 0]
+    return [one for one in last.values() if one.holders and _shown_bytes(one) > 0]
 
 
-def _shown(search: Finding) -> int:
+def _shown_bytes(search: Finding) -> int:
     """Bytes that all items of the container show together; 0 where they are no views."""
     links = search.holders[0].links
     container = largest_container(links)
@@ -99,7 +99,7 @@ def _match(search: Finding, device: DeviceExamination, window: Window) -> Stored
     of_stack &= lives.size >= search.holders[0].links[-1].storage_bytes / 2
     there = of_stack & window.at_peak
     nbytes = window.bytes_of(there)
-    if window.share(nbytes) < _LEAST_SHARE or _shown(search) > _SMALL_PART * nbytes:
+    if window.share(nbytes) < _LEAST_SHARE or _shown_bytes(search) > _SMALL_PART * nbytes:
         return None
     if int(there.sum()) < _FEWEST_ITEMS:
         return None
