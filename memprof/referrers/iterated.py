@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from memprof.referrers.roots import Root
 from memprof.sources.user_files import is_user_file
@@ -18,19 +18,27 @@ _MOST_AROUND = 4
 """Iterators around one another, with a tuple of them in ``zip``."""
 
 
-def iterated_roots(generators: Sequence[types.GeneratorType[object, object, object]]) -> list[Root]:
+def iterated_roots(
+    generators: Sequence[types.GeneratorType[object, object, object]],
+    is_late: Callable[[], bool] = lambda: False,
+) -> list[Root]:
     """Those of the user's generators, to which no name leads, that something runs through.
 
     ``for batch in batches():`` has no variable for the generator. Whoever has a reference that no
-    object accounts for is the interpreter, which runs a loop over it.
+    object accounts for is the interpreter, which runs a loop over it. Where ``is_late`` says that
+    there is no more time, the rest is not looked at.
     """
     own = [one for one in generators if is_user_file(one.gi_code.co_filename) and _waits(one)]
     del own[_MOST:]
     # by their places: a variable of this loop would be a reference that no object accounts for
-    passed = [at for at in range(len(own)) if _is_on_a_stack(own[at : at + 1], _MOST_AROUND)]
+    rows = [
+        at
+        for at in range(len(own))
+        if not is_late() and _is_on_a_stack(own[at : at + 1], _MOST_AROUND)
+    ]
     return [
         Root("iterated", one.gi_code.co_name, [""], [one], one.gi_code.co_filename)
-        for one in (own[at] for at in passed)
+        for one in (own[at] for at in rows)
     ]
 
 

@@ -138,7 +138,8 @@ class Search:
         self.root_of: dict[int, Root] = {}
         for group in (lasting, inner, running):
             self._sweep_roots(group)
-        self._sweep_roots(iterated_roots(self._unnamed_generators()))
+        if not (self.deadline.check() or self._all_explained()):
+            self._sweep_roots(iterated_roots(self._unnamed_generators(), self.deadline.check))
         self.deadline.names_followed = not self.deadline.passed
         self._stops_early = self.in_passing and len(self.heap.objects) > _MANY_OBJECTS
         if self._stops_early and self._all_explained():
