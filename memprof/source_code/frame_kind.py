@@ -79,7 +79,10 @@ def _lists_in(folder: str) -> tuple[str, ...]:
     try:
         with os.scandir(folder) as entries:
             first = islice(entries, _MOST_ENTRIES)
-            return tuple(one.name for one in first if one.name.endswith(".dist-info"))
+            # Not a tuple of a generator: CPython gives up one that grows while another thread has
+            # a list of all objects, as a search for holders does.
+            names = [one.name for one in first if one.name.endswith(".dist-info")]
+            return tuple(names)
     except (OSError, ValueError):  # not here, or not to be read: the path alone has to tell
         return ()
 
