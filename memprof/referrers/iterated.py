@@ -7,6 +7,7 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 
+from memprof.referrers.introspection import type_mro
 from memprof.referrers.roots import Root
 from memprof.sources.user_files import is_user_file
 
@@ -47,6 +48,11 @@ def _waits(one: types.GeneratorType[object, object, object]) -> bool:
     return not one.gi_running and one.gi_frame is not None
 
 
+def _is_iterator(kind: type) -> bool:
+    """Whether a class defines ``__next__``; a metaclass of the program's is not asked."""
+    return any("__next__" in type.__dict__["__dict__"].__get__(one) for one in type_mro(kind))
+
+
 def _is_on_a_stack(holder: Sequence[object], most_around: int) -> bool:
     """Whether the one item of a list, or an iterator around it, is referred to by no object.
 
@@ -62,7 +68,7 @@ def _is_on_a_stack(holder: Sequence[object], most_around: int) -> bool:
     around = [
         at
         for at in range(len(referrers))
-        if type(referrers[at]) is tuple or hasattr(type(referrers[at]), "__next__")
+        if type(referrers[at]) is tuple or _is_iterator(type(referrers[at]))
     ]
     return most_around > 0 and any(
         _is_on_a_stack(referrers[at : at + 1], most_around - 1) for at in around

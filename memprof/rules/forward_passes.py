@@ -18,7 +18,14 @@ from memprof.trace import Action, Category, Frame, Phase
 from memprof.views.peak_without import Cuts, Saving
 from memprof.views.window import Bools, Ints, Window
 
-__all__ = ["Passes", "block_names", "checkpointed", "forward_passes", "one_at_a_time"]
+__all__ = [
+    "Passes",
+    "block_names",
+    "checkpointed",
+    "forward_passes",
+    "one_at_a_time",
+    "runs_within",
+]
 
 _FEW_ROWS = 2
 """Activations a block, below which single blocks leave nothing to make again."""
@@ -37,6 +44,21 @@ class Passes:
     """Stack and module of a tensor that each pass makes once, near its beginning."""
     calls: tuple[Place, ...]
     """The user's statements that call them in a loop, innermost first."""
+
+
+def runs_within(window: Window, of_label: Bools) -> Iterator[tuple[int, int, int]]:
+    """First and last allocation of each run of them in forward passes, and the one after it.
+
+    A run is what is made one after the other under labels that ``of_label`` marks. What comes after
+    the last one is the window's end.
+    """
+    events = window.trace.events
+    allocs = np.flatnonzero(events.action == Action.ALLOC)
+    inside = (window.phase_of_event[allocs] == Phase.FORWARD) & of_label[events.label[allocs]]
+    change = np.flatnonzero(np.diff(np.concatenate([[False], inside, [False]]).astype(np.int8)))
+    following = np.append(allocs, window.events)
+    for begin, end in zip(change[::2].tolist(), change[1::2].tolist(), strict=True):
+        yield int(allocs[begin]), int(allocs[end - 1]), int(following[end])
 
 
 @lru_cache(maxsize=1)  # two rules ask, and the repetitions are counted in Python

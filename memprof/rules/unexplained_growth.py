@@ -61,7 +61,7 @@ class UnexplainedGrowth:
     bare_bytes: int
     """Of what stayed, bytes that have no stack."""
     by_allocator: bool
-    """Torch's allocator was watched itself: what has no stack is no memory of its own."""
+    """Torch's allocator was watched itself: what threads of Python ask it for has a stack."""
 
     def __str__(self) -> str:
         rest = self.bytes - self.explained
@@ -79,7 +79,7 @@ class UnexplainedGrowth:
         if 2 * self.bare_bytes >= self.bytes and not self.is_by_size:
             bare = f"{format_bytes(self.bare_bytes)} of what stayed have no stack"
             if self.by_allocator:
-                return f"{bare}: NumPy or another library made them, and torch only shows them"
+                return f"{bare}: NumPy, another library or a thread without Python made them"
             return (
                 f"{bare}: other threads or C++ made them; once `memprof native` has been run, "
                 "recordings see them"

@@ -153,6 +153,7 @@ class _Reader:
     """The same of variables that stand for an item: ``group = self.groups[key]``."""
 
     def read(self, tree: ast.AST) -> None:
+        """Note every filling of a file in the index."""
         waiting = [_Place(tree)]
         while waiting:
             place = waiting.pop()

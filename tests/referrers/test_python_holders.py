@@ -358,6 +358,35 @@ def test_a_generator_that_a_loop_goes_through_is_told_without_a_name_of_its_own(
         assert named == [[("generator", "ready"), ("item", "0")]]
 
 
+def test_a_metaclass_of_what_is_put_around_a_generator_is_not_asked() -> None:
+    questions: list[str] = []
+
+    class Asked(type):
+        def __getattribute__(cls, name: str) -> object:
+            questions.append(name)
+            return super().__getattribute__(name)
+
+    class Around(metaclass=Asked):
+        def __init__(self, batches: Iterator[torch.Tensor]) -> None:
+            self.batches = batches
+
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            return self
+
+        def __next__(self) -> torch.Tensor:
+            return next(self.batches)
+
+    def batches() -> Iterator[torch.Tensor]:
+        ready = [torch.ones(1239)]
+        yield ready[0].sum()
+
+    for _ in Around(batches()):
+        questions.clear()
+        (holder,) = holders(tensor_of(1239))
+        assert "__next__" not in questions
+        assert ("generator", "ready") in [(link.kind, link.name) for link in holder.links]
+
+
 def test_a_generator_that_only_a_cycle_keeps_is_none_that_a_loop_goes_through() -> None:
     class Loader:
         def __init__(self) -> None:

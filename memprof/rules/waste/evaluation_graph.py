@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from memprof.rules.case import Case
+from memprof.rules.forward_passes import runs_within
 from memprof.rules.graph_lines import under_no_grad
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.torch_modes import without_gradients
@@ -80,16 +81,10 @@ class EvaluationGraph(WasteRule[Match]):
 
 def _unused_forwards(window: Window) -> Iterator[tuple[int, int]]:
     """First and last event of forward passes that no backward pass follows before the next one."""
-    is_alloc = window.trace.events.action == Action.ALLOC
     in_module = np.array([bool(label.module) for label in window.trace.tables.labels])
-    phase = window.phase_of_event
-    events = np.flatnonzero(is_alloc)
-    inside = (phase[events] == Phase.FORWARD) & in_module[window.trace.events.label[events]]
-    change = np.flatnonzero(np.diff(np.concatenate([[False], inside, [False]]).astype(np.int8)))
-    backward = np.flatnonzero((phase == Phase.BACKWARD) & is_alloc)
-    runs = [
-        (int(events[a]), int(events[b - 1])) for a, b in zip(change[::2], change[1::2], strict=True)
-    ]
+    is_alloc = window.trace.events.action == Action.ALLOC
+    backward = np.flatnonzero((window.phase_of_event == Phase.BACKWARD) & is_alloc)
+    runs = [(first, last) for first, last, _ in runs_within(window, in_module)]
     for number, (first, last) in enumerate(runs):
         until = runs[number + 1][0] if number + 1 < len(runs) else window.events
         at = int(np.searchsorted(backward, last))

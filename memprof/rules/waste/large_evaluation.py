@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.rules.case import Case
+from memprof.rules.forward_passes import runs_within
 from memprof.rules.large_tensor import large_tensor
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.trace import Action, Category, Phase
+from memprof.trace import Category
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
 
@@ -84,14 +85,10 @@ class LargeEvaluation(WasteRule[LargeBatch]):
 
 def _by_passes(window: Window) -> tuple[Ints, Ints]:
     """What forward passes make that save something for a backward pass; and what others make."""
-    lives, events = window.lives, window.trace.events
-    allocs = np.flatnonzero(events.action == Action.ALLOC)
     in_module = np.array([bool(label.module) for label in window.trace.tables.labels])
-    inside = (window.phase_of_event[allocs] == Phase.FORWARD) & in_module[events.label[allocs]]
-    change = np.flatnonzero(np.diff(np.concatenate([[False], inside, [False]]).astype(np.int8)))
     learning, others = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
-    for begin, end in zip(change[::2].tolist(), change[1::2].tolist(), strict=True):
-        low, high = np.searchsorted(lives.alloc, [allocs[begin], allocs[end - 1] + 1])
+    for first, last, _ in runs_within(window, in_module):
+        low, high = np.searchsorted(window.lives.alloc, [first, last + 1])
         rows = np.arange(low, high)
         saves = (window.category[rows] == Category.ACTIVATION).any()
         (learning if saves else others).append(rows[~window.has_owner[rows]])

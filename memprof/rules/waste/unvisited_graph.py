@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.rules.case import Case
+from memprof.rules.forward_passes import runs_within
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.torch_modes import without_gradients
@@ -137,19 +138,15 @@ def _passes(window: Window, path: str) -> Iterator[tuple[int, int, int]]:
 
     Only passes in whose step a backward pass follows.
     """
-    label, phase = window.trace.events.label, window.phase_of_event
     in_label = _is_inside(path, [one.module for one in window.trace.tables.labels])
-    events = np.flatnonzero(window.trace.events.action == Action.ALLOC)
-    is_inside = (phase[events] == Phase.FORWARD) & in_label[label[events]]
-    change = np.flatnonzero(np.diff(np.concatenate([[False], is_inside, [False]]).astype(np.int8)))
-    backward = events[phase[events] == Phase.BACKWARD]
-    for begin, end in zip(change[::2].tolist(), change[1::2].tolist(), strict=True):
-        last = int(events[end - 1])
+    is_alloc = window.trace.events.action == Action.ALLOC
+    backward = np.flatnonzero(is_alloc & (window.phase_of_event == Phase.BACKWARD))
+    for first, last, following in runs_within(window, in_label):
         at = int(np.searchsorted(backward, last))
-        if at == len(backward) or end == len(events):
-            continue
-        if window.step_of_event[backward[at]] == window.step_of_event[last]:
-            yield int(events[begin]), last, int(events[end])
+        if at < len(backward) and (
+            window.step_of_event[backward[at]] == window.step_of_event[last]
+        ):
+            yield first, last, following
 
 
 def _large_parts(window: Window, path: str) -> list[str]:

@@ -13,6 +13,7 @@ from memprof.rules.finding import Kind
 from memprof.rules.long_lived_tensors import advice_on_long_lived
 from memprof.rules.notebooks import advice_on_outputs
 from memprof.rules.references import advice_on_exceptions_and_logs, advice_on_views
+from memprof.rules.resident_searches import resident_searches
 from memprof.rules.rule import Advice
 from memprof.rules.run_rule import RunMatch, RunRule
 from memprof.rules.same_memory import ANY_GROWTH, ANY_WASTE, Overlap
@@ -89,17 +90,10 @@ class IdleHolder(RunRule[IdleTensors]):
 
 def _searches(examination: Examination, device: DeviceExamination) -> list[Finding]:
     """Searches at the end for who holds what is large, where that is something idle."""
-    least = _LEAST_SHARE * device.peak_allocated
     return [
         one
-        for one in examination.run.findings
-        if one.finding == "holders"
-        and one.device == device.name
-        and one.details.get("reason") == "resident"
-        and one.holders
-        and one.holders[0].kind in _IDLE
-        and not _is_under_way(one.holders[0])
-        and one.bytes >= least
+        for one in resident_searches(examination, device, _LEAST_SHARE)
+        if one.holders[0].kind in _IDLE and not _is_under_way(one.holders[0])
     ]
 
 

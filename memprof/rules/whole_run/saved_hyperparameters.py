@@ -11,6 +11,7 @@ from memprof.records import Finding
 from memprof.reference_chain import Link, LinkKind
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
+from memprof.rules.resident_searches import resident_searches
 from memprof.rules.rule import Advice
 from memprof.rules.run_rule import RunMatch, RunRule
 from memprof.rules.same_memory import ANY_GROWTH, Overlap
@@ -53,7 +54,11 @@ class SavedHyperparameters(RunRule[SavedArgument]):
     def matches(self, examination: Examination) -> Iterator[SavedArgument]:
         """The largest copy on each device that something held so as the recording ended."""
         for device in examination.devices:
-            searches = [one for one in _searches(examination, device) if _copy_at(one) >= 0]
+            searches = [
+                one
+                for one in resident_searches(examination, device, _LEAST_SHARE)
+                if one.stack != EMPTY and _copy_at(one) >= 0
+            ]
             window = device.peak_window
             if searches and window is not None:
                 yield from _match(max(searches, key=lambda one: one.bytes), device, window)
@@ -81,21 +86,6 @@ class SavedHyperparameters(RunRule[SavedArgument]):
             places[0] if len(places) == 1 else case.site,
             typed=f"self.{_SAVING}(ignore=[{ignored}])",
         )
-
-
-def _searches(examination: Examination, device: DeviceExamination) -> list[Finding]:
-    """Searches for who holds what is large, as the recording ended."""
-    least = _LEAST_SHARE * device.peak_allocated
-    return [
-        one
-        for one in examination.run.findings
-        if one.finding == "holders"
-        and one.device == device.name
-        and one.details.get("reason") == "resident"
-        and one.stack != EMPTY
-        and one.bytes >= least
-        and one.holders
-    ]
 
 
 def _copy_at(search: Finding) -> int:

@@ -73,7 +73,7 @@ class CpuAllocatorSource:
         self._labels = RowLabels(interner, loop_watch, native)
         self._search = StorageSearch(loop_watch.guard)
         self._foreign = _ForeignStorages(native)
-        self._clones = ClonedStorages(self._foreign.see_made)
+        self._clones = ClonedStorages(self._see_clone)
         self._pid = os.getpid()
         self._in_window = False
         self._ready: list[Chunk] = []
@@ -248,6 +248,10 @@ class CpuAllocatorSource:
                 self._search.everything() if thorough else self._search.recent(thorough=False)
             )
             self._loop_watch.guard.each(self._foreign.see, storages)
+
+    def _see_clone(self, storage: Any) -> None:
+        """Count what the job has just cloned; whatever that storage is, nothing raises into it."""
+        self._loop_watch.guard.each(self._foreign.see_made, [storage])
 
     def _learn(self) -> None:
         """At a step's end: whose blocks are, while they are there; they may be gone by a drain."""
