@@ -19,7 +19,6 @@ import memprof
 from memprof import native
 from memprof.loading import load
 from memprof.report.recording_gaps import recording_gaps
-from memprof.sources.cpu import allocator_source
 from memprof.sources.cpu.allocator_source import BLOCK_ROW
 from memprof.trace import Action, Category, Phase
 from memprof.views.examination import examine
@@ -365,10 +364,10 @@ def test_what_deepcopy_clones_is_recorded_where_it_is_made(tmp_path):
 def test_a_storage_that_cannot_be_looked_at_is_cloned_all_the_same(tmp_path, monkeypatch):
     weights, copies = torch.arange(1000.0), []
 
-    def raises(_self, _storage):
+    def raises(*_arguments):
         raise RuntimeError("it is somebody else's")
 
-    monkeypatch.setattr(allocator_source._ForeignStorages, "see_made", raises)
+    monkeypatch.setattr(native.load(), "cpu_foreign", raises)
     recorded(tmp_path / "run.json", lambda _: copies.append(copy.deepcopy(weights)))
     assert torch.equal(copies[0], weights)
 
