@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import torch
 
-from memprof.cpython.object_addresses import addresses, exact_instances
+from memprof.cpython.object_addresses import addresses
+from memprof.cpython.tracked_objects import tracked_objects
 from memprof.referrers.heap import places_among
-from memprof.sources.gc_instances import instances_of, subclasses_of
+from memprof.sources.gc_instances import instances_of, subclasses_of, young_instances_of
 from memprof.sources.training_threads import may_read_tensors
 
 __all__ = ["live_tensors", "objects_at", "young_tensors"]
@@ -22,10 +22,7 @@ def live_tensors() -> list[Any]:
 
 def young_tensors() -> list[Any]:
     """Those that no full collection has looked at yet."""
-    if not may_read_tensors():
-        return []
-    objects = gc.get_objects(generation=0) + gc.get_objects(generation=1)
-    return exact_instances(objects, subclasses_of(torch.Tensor))
+    return young_instances_of(subclasses_of(torch.Tensor)) if may_read_tensors() else []
 
 
 def objects_at(ids: list[int]) -> list[Any]:
@@ -33,7 +30,7 @@ def objects_at(ids: list[int]) -> list[Any]:
 
     An object may be gone by now, and another in its place.
     """
-    objects = gc.get_objects()
+    objects = tracked_objects(wanted_ids=frozenset(ids)).objects
     try:  # no comprehension: its cell would be among the objects, and hold the list
         return list(map(objects.__getitem__, places_among(addresses(objects), sorted(ids))))
     finally:

@@ -21,6 +21,7 @@ from memprof.cpython.object_addresses import addresses
 __all__ = [
     "CHUNK",
     "LATE",
+    "OMITTED",
     "SPECIAL",
     "TARGET",
     "VISITED",
@@ -30,11 +31,12 @@ __all__ = [
     "places_among",
 ]
 
-TRACKED, VISITED, TARGET, SPECIAL, LATE = 1, 2, 4, 8, 16
+TRACKED, VISITED, TARGET, SPECIAL, LATE, OMITTED = 1, 2, 4, 8, 16, 32
 """Marks of an object.
 
 ``SPECIAL`` ones (tensors, graph nodes) have references the collector cannot see; ``LATE`` ones are
-entered when nothing else is left, because what they hold has a better name elsewhere.
+entered when nothing else is left, because what they hold has a better name elsewhere. ``OMITTED``
+ones are tuples that were not listed (`tracked_objects`) and that only a reference leads to.
 """
 
 CHUNK = 1024
@@ -94,13 +96,16 @@ class Heap:
     """The tracked objects at one moment (held until the search ends), with their marks."""
 
     objects: list[object]
+    omitted_ids: list[int]
+    """Of tuples that are left out of ``objects``, the addresses."""
     deadline: Deadline
     levels: list[Level] = field(default_factory=list)
     complete: bool = True
 
     def __post_init__(self) -> None:
         ids = addresses(self.objects)
-        pages = ids >> _PAGE_BITS
+        omitted_ids = np.array(self.omitted_ids, np.int64)
+        pages = np.concatenate([ids, omitted_ids]) >> _PAGE_BITS
         changes = np.flatnonzero(
             np.diff(pages, append=-1)
         )  # neighbours share a page: fewer to sort
@@ -115,6 +120,7 @@ class Heap:
         self._row_of = {page: row for row, page in enumerate(pages.tolist())}
         self._marks = np.zeros((len(pages) << _SLOT_BITS) + 1, np.uint8)
         self._marks[self._places(ids)] = TRACKED
+        self._marks[self._places(omitted_ids)] = TRACKED | OMITTED
         self._marks[-1] = 0
 
     def _places(self, ids: Ints) -> Ints:
@@ -163,7 +169,23 @@ class Heap:
 
     def unvisited(self) -> list[object]:
         """The tracked objects that no root leads to."""
-        return [self.objects[at] for at in self.unvisited_among(self.objects).tolist()]
+        unvisited = [self.objects[at] for at in self.unvisited_among(self.objects).tolist()]
+        at = 0
+        while self.omitted_ids and at < len(unvisited) and not self.deadline.check():
+            unvisited += self._omitted_below(unvisited[at : at + CHUNK])
+            at += CHUNK
+        return unvisited
+
+    def _omitted_below(self, chunk: list[object]) -> list[object]:
+        """The unvisited omitted objects to which these refer: listed from now on."""
+        referents = gc.get_referents(*chunk)
+        places = self._places(addresses(referents))
+        omitted = np.flatnonzero((self._marks[places] & (OMITTED | VISITED)) == OMITTED)
+        places, first = np.unique(places[omitted], return_index=True)
+        self._marks[places] &= ~np.uint8(OMITTED)
+        below = [referents[row] for row in omitted[np.sort(first)].tolist()]
+        self.objects += below
+        return below
 
     def unvisited_among(self, objects: list[object]) -> Ints:
         """The rows of those ``objects`` that are tracked and that no root leads to."""

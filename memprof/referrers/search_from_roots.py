@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from memprof.cpython.object_addresses import addresses
+from memprof.cpython.tracked_objects import tracked_objects
 from memprof.reference_chain import Link, LinkKind
 from memprof.referrers.heap import (
     CHUNK,
@@ -125,7 +126,7 @@ class Search:
         lasting = [*module_roots(user=True), *outermost]
         inner = [root for root in users if all(root is not one for one in outermost)]
         running = [root for root in frames if not root.user]
-        self.heap = Heap(gc.get_objects(), self.deadline)
+        self.heap = Heap(*tracked_objects(), self.deadline)
         self._leave_out([*lasting, *inner, *running])
         self._find_tensors()
         self._parents: dict[int, tuple[object, int]] = {}

@@ -123,7 +123,7 @@ def test_marks_are_those_of_the_object_also_where_regions_of_memory_look_alike(m
     monkeypatch.setattr(
         heap, "addresses", lambda objects: np.array([address_of[id(one)] for one in objects])
     )
-    objects = heap.Heap(names[:2], Deadline(60.0))
+    objects = heap.Heap(names[:2], [], Deadline(60.0))
     objects.mark([names[1]], heap.TARGET)
     tracked = heap.TRACKED
     assert objects.marks(names).tolist() == [tracked, tracked | heap.TARGET, 0]

@@ -572,3 +572,46 @@ def test_a_step_that_comes_again_and_again_is_said_once():
     (found, *_) = find_holders([target])[0]
     assert "([0].parents x11)[0].value" in found.description
     assert found.description.count("parents") < 4
+
+
+def test_a_cycle_through_a_tuple_is_seen_while_another_thread_runs() -> None:
+    """No list may hold a tuple with a single reference then: a thread may be building it."""
+    node: dict[str, object] = {"kept": (torch.ones(1240),)}
+    node["self"] = (node,)
+    del node
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    try:
+        (holder,) = holders(tensor_of(1240))
+    finally:
+        over.set()
+        thread.join()
+    names = [(link.kind, link.name) for link in holder.links]
+    ring = [("item", "'self'"), ("item", "0")]
+    assert names == [("cycle", ""), *ring, *ring, ("item", "'kept'"), ("item", "0")]
+    gc.collect()
+
+
+def test_a_thread_that_builds_tuples_is_not_disturbed_by_a_search() -> None:
+    results: list[object] = []
+    over = threading.Event()
+
+    def build() -> None:
+        while not over.is_set():
+            try:
+                results.append(len(tuple(over.wait(0.001) for _ in range(13))))
+            except SystemError as error:
+                results.append(error)
+
+    keep(torch.ones(1241))
+    thread = threading.Thread(target=build)
+    thread.start()
+    try:
+        for _ in range(3):
+            best = holders(KEPT["value"])[0]  # type: ignore[arg-type]
+            assert best.links[0].name == "KEPT"
+    finally:
+        over.set()
+        thread.join()
+    assert set(results) == {13}

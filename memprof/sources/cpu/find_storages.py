@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from memprof.cpython.object_addresses import exact_instances
 from memprof.sources.autograd import grad_fn_of, gradient_of
-from memprof.sources.gc_instances import instances_of, subclasses_of
+from memprof.sources.gc_instances import instances_of, subclasses_of, young_instances_of
 from memprof.sources.guarded_access import GuardedAccess
 from memprof.sources.owners.tensor_owners import Differentiated, is_plain, storages, tensors_in
 from memprof.sources.tensor_addresses import has_ended
@@ -91,8 +90,7 @@ class StorageSearch:
     def _new_tensors(self) -> list[Any]:
         if not may_read_tensors():
             return []
-        # Not [*a, *b]: the list that is being built would find itself, a cycle that keeps it all.
-        tensors = _tensors(gc.get_objects(generation=0) + gc.get_objects(generation=1))
+        tensors = young_instances_of(_kinds())
         self.differentiated.see(tensors)
         return tensors
 
@@ -120,11 +118,6 @@ def _full_collections() -> int:
 def objects_with_tensors() -> list[Any]:
     """Every tensor, storage and checkpoint that Python knows: where graphs can be followed from."""
     return instances_of([*_kinds(), *_checkpoints()]) if may_read_tensors() else []
-
-
-def _tensors(objects: list[Any]) -> list[Any]:
-    """The tensors and storages among some objects."""
-    return exact_instances(objects, _kinds())
 
 
 def _kinds() -> list[type]:

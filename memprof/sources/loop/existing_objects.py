@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
-from memprof.cpython.object_addresses import exact_instances
-from memprof.sources.gc_instances import subclasses_of
+from memprof.sources.gc_instances import instances_of, subclasses_of
 from memprof.sources.guarded_access import GuardedAccess
 
 __all__ = ["existing_objects"]
@@ -22,7 +20,7 @@ def existing_objects(guard: GuardedAccess) -> tuple[list[Any], list[Any]]:
     import torch
 
     modules, optimizers = subclasses_of(torch.nn.Module), subclasses_of(torch.optim.Optimizer)
-    objects = exact_instances(gc.get_objects(), [*modules, *optimizers])
+    objects = instances_of([*modules, *optimizers])
     are_modules = set(map(id, modules))
     module_objects = [one for one in objects if id(type(one)) in are_modules]
     rest = [one for one in objects if id(type(one)) not in are_modules]

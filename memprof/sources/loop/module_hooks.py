@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
 from collections import OrderedDict
@@ -10,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from memprof.sources.gc_instances import instances_of, subclasses_of
 from memprof.sources.loop.suppress_warning import silence
 
 __all__ = ["ModuleHooks"]
@@ -119,8 +119,7 @@ class ModuleHooks:
         own = {handle.id for handle in self._handles}
         if any(key not in own for name in _TABLES for key in list(getattr(module, name))):
             return True
-        kind = torch.nn.Module
-        modules = (one for one in gc.get_objects() if issubclass(type(one), kind))
+        modules = instances_of(subclasses_of(torch.nn.Module))
         return any(vars(one).get(name) for one in modules for name in _OWN_TABLES)
 
     def _take(self) -> Iterator[tuple[Any, int, Any, set[int]]]:

@@ -1,0 +1,105 @@
+"""Lists what the cyclic collector tracks, without disturbing a tuple that a thread is building."""
+
+from __future__ import annotations
+
+import gc
+import operator
+import sys
+from collections import deque
+from collections.abc import Callable
+from itertools import chain, compress, count, repeat, starmap
+from typing import Any, NamedTuple
+
+__all__ = ["LISTS_UNFINISHED_TUPLES", "Omitted", "TrackedObjects", "tracked_objects"]
+
+LISTS_UNFINISHED_TUPLES = sys.version_info < (3, 14)
+"""Whether the collector tracks a tuple that is still being built.
+
+``tuple(generator)`` makes a tuple of a guessed length and changes the length as items come
+(``PySequence_Tuple``). That demands that nobody else refers to the tuple: while a list of all
+objects does, a thread that goes on with its generator ends with a ``SystemError``. From 3.14 on the
+tuple is made when all items are there.
+"""
+
+_CALL: Callable[..., Any] = type(len).__call__
+
+
+class Omitted:
+    """What stands in a list in place of a tuple that may be unfinished."""
+
+    __slots__ = ()
+
+
+_OMITTED = Omitted()
+
+
+class TrackedObjects(NamedTuple):
+    """The objects that the collector tracks, at one moment."""
+
+    objects: list[Any]
+    """In the collector's order; an `Omitted` stands for each tuple that is left out."""
+    omitted_ids: list[int]
+    """The addresses of the tuples that are left out: there was a single reference to each. Nothing
+    here keeps them alive."""
+
+
+def tracked_objects(*generation: int, wanted_ids: frozenset[int] = frozenset()) -> TrackedObjects:
+    """Every object that the collector tracks, or those of one of its generations.
+
+    Where another thread runs, tuples to which there is a single reference are left out: whoever
+    builds a tuple has the only reference to it. Those at ``wanted_ids`` are not.
+    """
+    if not LISTS_UNFINISHED_TUPLES or len(sys._current_frames()) == 1:
+        return TrackedObjects(gc.get_objects(*generation), [])
+    lists: list[list[Any]] = []
+    omitted_ids: list[int] = []
+    try:
+        # One call of C, from the listing until the tuples are left out: no thread runs in between.
+        any(starmap(_CALL, _steps(generation, lists, omitted_ids, wanted_ids)))
+        return TrackedObjects(lists[0], omitted_ids)
+    finally:
+        lists.clear()  # it is among the objects of the list in it
+
+
+def _steps(
+    generation: tuple[int, ...],
+    lists: list[list[Any]],
+    omitted_ids: list[int],
+    wanted_ids: frozenset[int],
+) -> list[tuple[Any, ...]]:
+    """Calls to be made one after the other, of which each returns None.
+
+    Their lists of rows are filled by one call and read by the next ones.
+    """
+    tuple_rows: list[int] = []
+    single_rows: list[int] = []
+    omitted_rows: list[int] = []
+    listed = map(operator.itemgetter(0), repeat(lists))  # again and again: the list
+    types = map(type, chain.from_iterable(lists))
+    references = map(sys.getrefcount, map(operator.getitem, listed, tuple_rows))
+    ids = map(id, map(operator.getitem, listed, single_rows))
+    are_unwanted = map(operator.not_, map(wanted_ids.__contains__, ids))
+    omitted = map(operator.getitem, listed, omitted_rows)
+    return [
+        (lists.extend, starmap(gc.get_objects, [generation])),
+        (tuple_rows.extend, compress(count(), map(operator.is_, types, repeat(tuple)))),
+        (
+            single_rows.extend,
+            compress(tuple_rows, map(operator.le, references, repeat(_SINGLE_REFERENCE))),
+        ),
+        (omitted_rows.extend, compress(single_rows, are_unwanted)),
+        (omitted_ids.extend, map(id, omitted)),
+        (
+            deque[None](maxlen=0).extend,
+            map(operator.setitem, listed, omitted_rows, repeat(_OMITTED)),
+        ),
+    ]
+
+
+def _references_of_list() -> int:
+    """What `_steps` counts for a tuple to which nothing but the list of objects refers."""
+    sample: list[Any] = [(object(),)]
+    return next(map(sys.getrefcount, map(operator.getitem, repeat(sample), [0])))
+
+
+_SINGLE_REFERENCE = _references_of_list() + 1
