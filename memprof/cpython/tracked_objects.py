@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import operator
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable
 from itertools import chain, compress, count, repeat, starmap
@@ -46,10 +47,10 @@ class TrackedObjects(NamedTuple):
 def tracked_objects(*generation: int, wanted_ids: frozenset[int] = frozenset()) -> TrackedObjects:
     """Every object that the collector tracks, or those of one of its generations.
 
-    Where another thread runs, tuples to which there is a single reference are left out: whoever
-    builds a tuple has the only reference to it. Those at ``wanted_ids`` are not.
+    Where another thread of the program's runs, tuples to which there is a single reference are left
+    out: whoever builds a tuple has the only reference to it. Those at ``wanted_ids`` are not.
     """
-    if not LISTS_UNFINISHED_TUPLES or len(sys._current_frames()) == 1:
+    if not (LISTS_UNFINISHED_TUPLES and _another_thread_runs()):
         return TrackedObjects(gc.get_objects(*generation), [])
     lists: list[list[Any]] = []
     omitted_ids: list[int] = []
@@ -59,6 +60,18 @@ def tracked_objects(*generation: int, wanted_ids: frozenset[int] = frozenset()) 
         return TrackedObjects(lists[0], omitted_ids)
     finally:
         lists.clear()  # it is among the objects of the list in it
+
+
+def _another_thread_runs() -> bool:
+    """Whether there is another thread than this one, and than memprof's own.
+
+    None of those builds a tuple from a generator.
+    """
+    others = sys._current_frames().keys() - {threading.get_ident()}
+    if not others:
+        return False
+    own = {one.ident for one in threading.enumerate() if one.name.startswith("memprof")}
+    return not others <= own
 
 
 def _steps(

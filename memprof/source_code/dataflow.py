@@ -115,6 +115,16 @@ class Flow:
         """
         return self._any(lambda node, scopes: self._uses(node, scopes, calls))
 
+    def is_held_beside(self, scope: ast.AST, name: str) -> bool:
+        """True if an attribute, a variable of the file or another one of a function holds it.
+
+        Variables of the functions that it is handed to do not count: they go when those return.
+        """
+        there = (_MODULE, id(scope))
+        return any(
+            key[0] == _ATTRIBUTE or (key[0] in there and key[1] != name) for key in self.keys
+        )
+
     def _uses(self, node: ast.AST, scopes: Scopes, calls: frozenset[str]) -> bool:
         if isinstance(node, ast.Attribute):
             resting = CONTAINER_METHODS | OF_MODULES | _SWITCHING | calls

@@ -7,16 +7,32 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.source_code.program import FUNCTIONS, Place, source_of
-from memprof.source_code.scopes import parameters
+from memprof.source_code.program import FUNCTIONS, Place, bound_names, called_name, source_of
+from memprof.source_code.scopes import nodes_around, parameters, reads_of
 from memprof.trace import Frame
 
-__all__ = ["PartRead", "part_read"]
+__all__ = ["ComputedPart", "PartRead", "computed_part", "part_read"]
 
 _OF_SHAPE = frozenset(("device", "dtype", "ndim", "requires_grad", "shape", "size"))
 """Attributes and methods that read none of a tensor's values."""
 _TO_KEEP = ("logits_to_keep", "num_logits_to_keep")
 """Parameters by which models of transformers are told for how many positions to compute logits."""
+
+
+_DIAGONALS = frozenset(("diag", "diagonal", "trace"))
+_PRODUCTS = frozenset(("cdist", "matmul", "mm"))
+"""Functions that compute a value for each pair of rows."""
+_SORTS = frozenset(("argsort", "sort"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ComputedPart:
+    """The one part that is read of what a statement computes itself, and what would compute it."""
+
+    text: str
+    """As it is written: ``scores.diagonal()``."""
+    fix: str
+    """``narrow_first`` for the diagonal of a product, ``topk`` for the first values in order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +84,77 @@ def part_read(stack: Sequence[Frame]) -> PartRead | None:
     return None
 
 
+def computed_part(place: Place) -> ComputedPart | None:
+    """The only part that is read of a product of matrices, or of sorted values, of a statement.
+
+    None where a statement computes neither, where it is read whole, or where that is not known.
+    """
+    for node in ast.walk(place.statement):
+        fix = "narrow_first" if _is_product(node) else "topk" if _is_sorted(node) else ""
+        if fix:
+            assert isinstance(node, ast.expr)
+            parts = _parts_of(place, node, fix)
+            texts = {ast.unparse(part) for part in parts if part is not None}
+            if None not in parts and len(texts) == 1:
+                return ComputedPart(texts.pop(), fix)
+    return None
+
+
+def _is_product(node: ast.AST) -> bool:
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.MatMult)
+    return called_name(node) in _PRODUCTS
+
+
+def _is_sorted(node: ast.AST) -> bool:
+    return called_name(node) in _SORTS and isinstance(getattr(node, "func", None), ast.Attribute)
+
+
+def _parts_of(place: Place, value: ast.expr, fix: str) -> list[ast.expr | None]:
+    """The part that each read of a value takes; None for one that reads another part, or all."""
+    around = nodes_around(place.statement, value)
+    statement = place.statement
+    if not isinstance(statement, ast.Assign) or statement.value is not value:
+        return [_part_of(value, around, fix)]
+    names = [one.id for one in bound_names(statement) if isinstance(one, ast.Name)]
+    if len(names) != len(bound_names(statement)):
+        return [None]
+    parts: list[ast.expr | None] = []
+    for name in names:
+        for load, parents in reads_of(place.scope, name):
+            if isinstance(parents[-1], ast.Attribute) and parents[-1].attr in _OF_SHAPE:
+                continue
+            parts.append(_part_of(load, parents, fix))
+    return parts
+
+
+def _part_of(value: ast.expr, around: list[ast.AST], fix: str) -> ast.expr | None:
+    """The expression around a value that takes its diagonal, or its first few."""
+    parent = around[-1] if around else None
+    if fix == "topk":
+        is_first = (
+            isinstance(parent, ast.Subscript)
+            and parent.value is value
+            and _are_first_few(parent.slice)
+        )
+        return parent if is_first and isinstance(parent, ast.expr) else None
+    call = around[-2] if isinstance(parent, ast.Attribute) and len(around) > 1 else parent
+    if not isinstance(call, ast.Call) or called_name(call) not in _DIAGONALS:
+        return None
+    is_operand = call.func is parent or any(one is value for one in call.args)
+    return call if is_operand else None
+
+
+def _are_first_few(index: ast.expr) -> bool:
+    """Whether a subscript takes the first few of one dimension: ``[:, :k]``."""
+    entries = index.elts if isinstance(index, ast.Tuple) else [index]
+    places = [one for one in entries if not _is_whole(one)]
+    if len(places) != 1 or not isinstance(places[0], ast.Slice):
+        return False
+    first = places[0]
+    return first.lower is None and first.step is None and first.upper is not None
+
+
 def _name_bound(statement: ast.stmt) -> str:
     """``y`` of ``y = f(x)``; empty for other statements."""
     if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
@@ -90,7 +177,7 @@ def _is_returned(place: Place, name: str) -> bool:
     if not any(isinstance(value, ast.Name) and value.id == name for value in values):
         return False
     is_library = frame_kind(place.program.filename) is not FrameKind.USER
-    return is_library or len(list(_loads(place, name))) == 1
+    return is_library or len(list(reads_of(place.scope, name))) == 1
 
 
 def _field_returned(place: Place, name: str) -> str:
@@ -109,7 +196,7 @@ def _only_part(place: Place, value: str, switch: str) -> PartRead | None:
     """The part of a variable, or of its field, that every read of it in the function takes."""
     name, _, field = value.partition(".")
     parts: dict[str, ast.expr] = {}
-    for load, parents in _loads(place, name):
+    for load, parents in reads_of(place.scope, name):
         node_read: ast.expr = load
         parent = parents[-1]
         if field:
@@ -152,17 +239,6 @@ def _is_number(entry: ast.expr) -> bool:
     if isinstance(entry, ast.UnaryOp):
         entry = entry.operand
     return isinstance(entry, ast.Constant) and type(entry.value) is int
-
-
-def _loads(place: Place, name: str) -> Iterator[tuple[ast.expr, list[ast.AST]]]:
-    """Where the function around a statement reads a variable, with the nodes around each read."""
-    waiting: list[tuple[ast.AST, list[ast.AST]]] = [(place.scope, [])]
-    while waiting:
-        node, parents = waiting.pop()
-        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
-            yield node, parents
-        below = [*parents, node]
-        waiting += [(child, below) for child in ast.iter_child_nodes(node)]
 
 
 def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:

@@ -21,8 +21,10 @@ __all__ = [
     "Scopes",
     "Syntax",
     "enclosing_function",
+    "nodes_around",
     "parameters",
     "qualified_name",
+    "reads_of",
     "syntax_of",
 ]
 
@@ -104,6 +106,31 @@ def _walk(node: ast.AST, scopes: Scopes) -> Iterator[tuple[ast.AST, Scopes]]:
         yield node, scopes
         inner = (*scopes, node) if isinstance(node, _SCOPES) else scopes
         waiting += [(child, inner) for child in ast.iter_child_nodes(node)]
+
+
+def reads_of(scope: ast.AST, name: str) -> Iterator[tuple[ast.Name, list[ast.AST]]]:
+    """Where a variable is read inside a node, with the nodes around each read, outermost first."""
+    waiting: list[tuple[ast.AST, list[ast.AST]]] = [(scope, [])]
+    while waiting:
+        node, around = waiting.pop()
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
+            yield node, around
+        below = [*around, node]
+        waiting += [(child, below) for child in ast.iter_child_nodes(node)]
+
+
+def nodes_around(statement: ast.AST, wanted: ast.AST) -> list[ast.AST]:
+    """The nodes around one of a statement, outermost first."""
+    around: list[ast.AST] = []
+    node = statement
+    while node is not wanted:
+        around.append(node)
+        node = next(
+            child
+            for child in ast.iter_child_nodes(node)
+            if child is wanted or any(one is wanted for one in ast.walk(child))
+        )
+    return around
 
 
 def enclosing_function(scopes: Scopes) -> ast.FunctionDef | ast.AsyncFunctionDef | None:

@@ -180,10 +180,10 @@ class Interner:
         """All rows so far."""
         stacks = list(self._stacks)  # before the frames that they name
         frames, labels, pools = list(self._frames), list(self._labels), list(self._pools)
-        return Tables(
-            frames=tuple(Frame(*f) for f in frames),
+        return Tables(  # no tuple of a generator: see `tracked_objects`
+            frames=(*[Frame(*f) for f in frames],),
             stacks=tuple(stacks),
-            labels=tuple(Label(s, Phase(p), m, a) for s, p, m, a in labels),
+            labels=(*[Label(s, Phase(p), m, a) for s, p, m, a in labels],),
             pools=tuple(pools),
         )
 

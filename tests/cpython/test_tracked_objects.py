@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -116,12 +118,26 @@ def test_the_order_is_the_collectors():
     assert [one for one in listed if id(one) in ids] == kept
 
 
-def test_without_another_thread_nothing_is_left_out(monkeypatch):
-    monkeypatch.setattr("sys._current_frames", lambda: {1: None})
-    holder = [([], 1)]
-    listed = tracked_objects()
-    assert listed.omitted_ids == []
-    assert len(rows_of(listed.objects, holder[0])) == 1
+NAMED_THREAD = """
+import sys, threading
+from memprof.cpython.tracked_objects import tracked_objects
+over = threading.Event()
+thread = threading.Thread(target=over.wait, name=sys.argv[1])
+thread.start()
+holder = [([], 1)]
+listed = tracked_objects()
+over.set()
+print(bool(listed.omitted_ids), sum(one is holder[0] for one in listed.objects))
+"""
+
+
+@left_out
+@pytest.mark.parametrize(("name", "printed"), [("memprof beat", "False 1"), ("worker", "True 0")])
+def test_beside_threads_of_memprof_alone_nothing_is_left_out(name, printed):
+    """None of those builds a tuple from a generator."""
+    command = [sys.executable, "-c", NAMED_THREAD, name]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == printed
 
 
 def test_the_list_is_in_no_cycle():

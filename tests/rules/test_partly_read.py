@@ -138,3 +138,64 @@ def test_a_switch_of_the_model_is_named(tmp_path):
     (found,) = findings_of(program, tmp_path / "run.json")
     assert (found.rule, found.remedies[0].typed) == ("partly-read", "model(…, logits_to_keep=1)")
     assert "Only `out.logits[:, -1]` of the" in found.remedies[0].why
+
+
+def a_diagonal():
+    """Each query is scored with its own item, by way of all items."""
+
+    def step(number):
+        queries, items = torch.rand(512, 16), torch.rand(512, 16)
+        scores = queries @ items.T
+        return scores.diagonal().sum().item()
+
+    return step
+
+
+def the_best():
+    """All scores are sorted for the first few."""
+
+    def step(number):
+        scores = torch.rand(64, 4096)
+        order = scores.argsort(dim=1, descending=True)
+        return order[:, :8].sum().item()
+
+    return step
+
+
+def all_pairs():
+    """The others are negatives."""
+
+    def step(number):
+        scores = torch.rand(512, 16) @ torch.rand(512, 16).T
+        return (scores.diagonal() - scores.logsumexp(1)).sum().item()
+
+    return step
+
+
+def all_ranks():
+    """The order is read whole."""
+
+    def step(number):
+        order = torch.rand(64, 4096).argsort(dim=1)
+        return order[:, :8].sum().item() + order.float().mean().item()
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("program", "read", "nbytes", "fix"),
+    [
+        (a_diagonal, "scores.diagonal()", 512 * 512 * 4, "narrow_first"),
+        (the_best, "order[:, :8]", 64 * 4096 * 8, "topk"),
+    ],
+)
+def test_what_a_line_computes_itself_is_told_with_its_part(program, read, nbytes, fix, tmp_path):
+    found = findings_of(program, tmp_path / "run.json")
+    (one,) = (one for one in found if one.rule == "partly-read")
+    assert (one.minor, one.bytes, one.remedies[0].fix) == (False, nbytes, fix)
+    assert one.title.endswith(f"are computed whole, and only `{read}` is read")
+
+
+@pytest.mark.parametrize("program", [all_pairs, all_ranks])
+def test_nothing_is_said_of_products_and_orders_that_are_read_whole(program, tmp_path):
+    assert "partly-read" not in names(program, tmp_path / "run.json")

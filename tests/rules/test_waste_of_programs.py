@@ -193,6 +193,7 @@ def test_files_that_are_loaded_together_are_told_where_they_are_loaded(tmp_path)
     assert (loaded.bytes, loaded.site.line) == (6 * 576 * KIB, 2)
     assert loaded.match.passing
     assert program.found("joined") is None  # the same bytes, told once
+    assert program.found("reduced-later") is None
 
 
 def test_samples_that_are_loaded_in_each_step_may_be_meant(tmp_path):
@@ -215,8 +216,9 @@ def test_the_parts_of_one_size_are_told_from_others_that_the_same_line_made(tmp_
             program.alloc((512 if name[0] == "a" else 64) * KIB, name, "states =")
         program.alloc(3 * MIB, f"stacked{step}", "torch.stack")
         program.free(f"stacked{step}", *names)
-    joined = program.found("joined")
-    assert (joined.bytes, joined.site.line) == (3 * MIB, 3)
+    reduced = program.found("reduced-later")
+    assert (reduced.bytes, reduced.site.line) == (6 * MIB, 3)  # six parts and what joins them
+    assert program.found("joined") is None
 
 
 OPTIMIZERS = "def main():\n    opt.step()\n"

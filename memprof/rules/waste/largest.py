@@ -62,6 +62,10 @@ class Largest(WasteRule[Large]):
         "undivided-batch",
         "copied-windows",
         "large-evaluation",
+        "dense-embedding-gradient",
+        "diagonal-matrix",
+        "partly-read",
+        "reduced-later",
     )
 
     def matches(self, window: Window) -> Iterator[Large]:

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from memprof.rules.case import Case
-from memprof.rules.large_tensor import large_tensor, made_on_its_line
+from memprof.rules.large_tensor import (
+    LargeTensor,
+    large_tensor,
+    made_by_its_statement,
+    made_on_its_line,
+)
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.parts_read import PartRead, part_read
+from memprof.source_code.parts_read import ComputedPart, PartRead, computed_part, part_read
 from memprof.trace import Frame
 from memprof.units import format_bytes
-from memprof.views.window import Window
+from memprof.views.window import Ints, Window
 
 __all__ = ["RULE"]
 
@@ -22,7 +29,7 @@ _OF_LINEAR = "/torch/nn/modules/linear.py"
 class PartlyRead(Match):
     """The part."""
 
-    part: PartRead | None = None
+    part: PartRead | ComputedPart | None = None
 
 
 class PartlyReadResult(WasteRule[PartlyRead]):
@@ -30,21 +37,19 @@ class PartlyReadResult(WasteRule[PartlyRead]):
 
     name = "partly-read"
     summary = "a large result is computed whole, and one part of it is read"
-    fixes = ("narrow_first",)
+    fixes = ("narrow_first", "topk")
 
     def matches(self, window: Window) -> Iterator[PartlyRead]:
-        """The large tensor of the peak, made by a linear layer, each row of it by itself."""
+        """The large tensor of the peak, where a part of it could have been computed by itself."""
         large = large_tensor(window)
-        if large is None or not _is_by_linear(window.stack(large.row)):
-            return
-        part = part_read(window.stack(large.row))
-        if part is None:
+        part = _part(window, large) if large is not None else None
+        if large is None or part is None:
             return
         yield PartlyRead(
             row=large.row,
             rows=large.there,
             nbytes=large.nbytes,
-            saving=window.replayed(window.whole(made_on_its_line(window, large.row))),
+            saving=window.replayed(window.whole(_spared(window, large, part))),
             part=part,
         )
 
@@ -54,17 +59,44 @@ class PartlyReadResult(WasteRule[PartlyRead]):
         return f"are computed whole, and only `{match.part.text}` is read"
 
     def advice(self, match: PartlyRead, case: Case) -> Iterator[Advice]:
-        """Take the part before the layer computes the rest."""
+        """Compute the part, and not the rest."""
         part = match.part
         assert part is not None
-        name = part.place.program.filename.replace("\\", "/").rpartition("/")[2]
-        why = (
-            f"Only `{part.text}` of the {format_bytes(match.nbytes)} is read ({name}:"
-            f"{part.place.line}): take that part of what goes into the layer, not of its result."
-        )
-        yield Advice(
-            "narrow_first", why, case.site, typed=f"model(…, {part.switch}=1)" * bool(part.switch)
-        )
+        nbytes = format_bytes(match.nbytes)
+        if isinstance(part, PartRead):
+            name = part.place.program.filename.replace("\\", "/").rpartition("/")[2]
+            why = (
+                f"Only `{part.text}` of the {nbytes} is read ({name}:{part.place.line}): take that "
+                "part of what goes into the layer, not of its result."
+            )
+            typed = f"model(…, {part.switch}=1)" * bool(part.switch)
+            yield Advice("narrow_first", why, case.site, typed=typed)
+        elif part.fix == "topk":
+            why = f"Only `{part.text}` of the {nbytes} is read: `topk` finds these, and no others."
+            yield Advice("topk", why, case.site)
+        else:
+            why = (
+                f"Only `{part.text}` of the {nbytes} is read: one value for each row, which "
+                "`(a * b).sum(-1)` computes of the rows themselves."
+            )
+            yield Advice("narrow_first", why, case.site, typed="(a * b).sum(-1)")
+
+
+def _spared(window: Window, large: LargeTensor, part: PartRead | ComputedPart) -> Ints:
+    """What is not made any more: of a product also its gradients, which are as large."""
+    if isinstance(part, ComputedPart):
+        return np.flatnonzero(large.alike)
+    return made_on_its_line(window, large.row)
+
+
+def _part(window: Window, large: LargeTensor) -> PartRead | ComputedPart | None:
+    """The part that is read of what a layer, or a line of the program itself, computes whole."""
+    stack = window.stack(large.row)
+    if _is_by_linear(stack):
+        return part_read(stack)
+    if large.place is None or not made_by_its_statement(window, large.row):
+        return None
+    return computed_part(large.place)
 
 
 def _is_by_linear(stack: Sequence[Frame]) -> bool:

@@ -1,0 +1,67 @@
+"""Tensors that a line of the program joined from parts, and those parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from memprof.source_code.idioms import enlarged_copy
+from memprof.source_code.program import own_calls, place_of
+from memprof.source_code.verbs import JOINING
+from memprof.views.window import Ints, Window
+
+__all__ = ["FEWEST_PARTS", "all_joined", "joined_at_peak", "parts_of"]
+
+_LEAST_SHARE = 0.1
+"""Of the peak, that the joined tensor has: a smaller one is not what makes it."""
+FEWEST_PARTS = 3
+"""Two operands of a sum are as large as its result now and then; a list of parts is longer."""
+
+
+def joined_at_peak(window: Window) -> Iterator[int]:
+    """The rows of large tensors at the peak that a line joined, the last made first."""
+    if window.peak.event < 0:
+        return
+    lives = window.lives
+    large = window.at_peak & ~window.has_owner & (lives.alloc >= 0)
+    large &= lives.size >= _LEAST_SHARE * window.peak.bytes
+    yield from (row for row in np.flatnonzero(large)[::-1].tolist() if _is_joined(window, row))
+
+
+def _is_joined(window: Window, row: int) -> bool:
+    """Whether the line that made a tensor joins others to it."""
+    place = place_of(window.frame_of(row))
+    if place is None or enlarged_copy(place.statement):
+        return False
+    return bool(own_calls(place.statement, *JOINING))
+
+
+def parts_of(window: Window, row: int) -> Ints:
+    """Tensors of one line, there when ``row`` was made, that are together as large as it is."""
+    lives = window.lives
+    before = ~window.has_owner & (lives.alloc < lives.alloc[row]) & (lives.free > lives.alloc[row])
+    whole_size = int(lives.requested[row])
+    for site in np.unique(window.site[before]):
+        rows = np.flatnonzero(before & (window.site == site))
+        if len(rows) >= FEWEST_PARTS and int(lives.requested[rows].sum()) == whole_size:
+            return rows
+        alike: Ints = rows[lives.requested[rows] * _times(lives.requested[rows]) == whole_size]
+        if len(alike) >= FEWEST_PARTS:  # of several sets, those of one size, as of one weight
+            return alike
+    return np.zeros(0, dtype=np.int64)
+
+
+def _times(sizes: Ints) -> Ints:
+    """How often each size is there."""
+    _, place, times = np.unique(sizes, return_inverse=True, return_counts=True)
+    often: Ints = times[place.reshape(-1)]
+    return often
+
+
+def all_joined(window: Window, row: int) -> tuple[Ints, Ints]:
+    """Every part that the same stack joins, and beside it the row of what it is joined into."""
+    same = np.flatnonzero(window.lives.stack == window.lives.stack[row])
+    joins = [(result_rows, parts_of(window, result_rows)) for result_rows in same.tolist()]
+    result_rows = [np.full(len(parts), one, dtype=np.int64) for one, parts in joins]
+    return np.concatenate(result_rows), np.concatenate([parts for _, parts in joins])

@@ -1,0 +1,208 @@
+"""unread-value: a function that goes on has a variable which it reads no more."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.rules.case import Case
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.last_reads import is_its_only_holder, last_read_before, reads_again
+from memprof.source_code.program import Place, bound_names, place_of
+from memprof.trace import Category, Frame
+from memprof.units import format_bytes
+from memprof.views.window import Ints, Window
+
+__all__ = ["RULE"]
+
+_LEAST_SHARE = 0.1
+"""Of the peak, with all tensors of the variable."""
+_MOST_STACKS = 50
+"""Stacks of the largest tensors in which a variable is looked for."""
+_OF_GRAPHS = (Category.ACTIVATION, Category.GRADIENT)
+"""What autograd keeps, whichever variable goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Variable:
+    """A variable of a function that runs at the peak."""
+
+    name: str
+    place: Place
+    """The statement that binds it."""
+    last_line: int
+    """On which it is read last."""
+    back: int
+    """Place of the function's frame in a stack, counted from its outer end."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnreadValue(Match):
+    """What a variable keeps."""
+
+    variable: _Variable | None = None
+
+
+class UnreadVariable(WasteRule[UnreadValue]):
+    """`features = encode(images)`, and the images stay while a head is trained on the features."""
+
+    name = "unread-value"
+    summary = "a function that goes on has a variable which it reads no more"
+    fixes = ("del_ref",)
+    yields_to = ("loaded", "retained-graph", "joined", "lingering")
+
+    def matches(self, window: Window) -> Iterator[UnreadValue]:
+        """Each variable of the functions that run at the peak, with its tensors there."""
+        if window.peak.event < 0:
+            return
+        at_peak = window.trace.stack(int(window.trace.events.stack[window.peak.event]))
+        lives = window.lives
+        mask = window.at_peak & ~window.has_owner & ~np.isin(window.category, _OF_GRAPHS)
+        total = np.bincount(lives.stack[mask], weights=lives.size[mask])
+        stacks = np.argsort(-total, kind="stable")[:_MOST_STACKS]
+        by_variable: dict[_Variable, list[int]] = {}
+        for stack in stacks[total[stacks] > 0].tolist():
+            variable = _variable(window, window.trace.stack(stack), at_peak)
+            if variable is not None:
+                rows = np.flatnonzero(mask & (lives.stack == stack))
+                by_variable.setdefault(variable, []).extend(rows.tolist())
+        for variable, rows_of in by_variable.items():
+            match = _match(window, variable, np.array(rows_of, dtype=np.int64))
+            if match is not None:
+                yield match
+
+    def title(self, match: UnreadValue) -> str:
+        """Say in which variable, and after which line."""
+        assert match.variable is not None
+        one = match.variable
+        return f"stay in `{one.name}`, which nothing reads after line {one.last_line}"
+
+    def advice(self, match: UnreadValue, case: Case) -> Iterator[Advice]:
+        """Drop the variable after its last use."""
+        assert match.variable is not None
+        one = match.variable
+        why = (
+            f"`{one.name}` keeps {format_bytes(match.nbytes)} until the function returns: "
+            f"`del {one.name}` after line {one.last_line}, where it is read last."
+        )
+        place = one.place.program.at(one.last_line)
+        yield Advice("del_ref", why, place or case.site)
+
+
+def _variable(window: Window, made_by: Sequence[Frame], now: Sequence[Frame]) -> _Variable | None:
+    """The variable that keeps what a stack made, where its function runs on and reads it no more.
+
+    Both stacks are innermost first.
+    """
+    back = _still_running(made_by, now)
+    if back is None:
+        return None
+    place, line_now = place_of(made_by[-back]), now[-back].line
+    if place is None or line_now <= (place.statement.end_lineno or place.line):
+        return None
+    name = _name_of(place, made_by[:-back])
+    if not name or reads_again(place, name, line_now):
+        return None
+    if not is_its_only_holder(window.programs, place, name):
+        return None
+    return _Variable(name, place, last_read_before(place, name, line_now), back)
+
+
+def _still_running(made_by: Sequence[Frame], now: Sequence[Frame]) -> int | None:
+    """Where, from the outer end, the function stands that has gone on to another line since.
+
+    None where that is no function of the program's.
+    """
+    for back in range(1, min(len(made_by), len(now)) + 1):
+        then, later = made_by[-back], now[-back]
+        if (then.filename, then.name) != (later.filename, later.name):
+            return None
+        if then.line != later.line:
+            return back if frame_kind(then.filename) is FrameKind.USER else None
+    return None
+
+
+def _name_of(place: Place, inner: Sequence[Frame]) -> str:
+    """The variable that a statement binds to what the inner frames return; empty for none."""
+    if not isinstance(place.statement, ast.Assign) or len(place.statement.targets) != 1:
+        return ""
+    targets = bound_names(place.statement)
+    names = [target.id for target in targets if isinstance(target, ast.Name)]
+    if len(names) != len(targets):
+        return ""
+    user = [frame for frame in inner if frame_kind(frame.filename) is FrameKind.USER]
+    if len(names) == 1 and not user:
+        return names[0]
+    if not user:
+        return ""
+    returned = _returned_as(user[-1])
+    if len(names) == 1 and returned == 0:
+        return names[0]
+    return names[returned] if len(names) > 1 and returned is not None else ""
+
+
+def _returned_as(frame: Frame) -> int | None:
+    """Which of the values that a function returns a statement of it makes; None: of none."""
+    place = place_of(frame)
+    if place is None or place.function is None:
+        return None
+    if isinstance(place.statement, ast.Return):
+        return 0 if not isinstance(place.statement.value, ast.Tuple) else None
+    targets = bound_names(place.statement)
+    if len(targets) != 1 or not isinstance(targets[0], ast.Name):
+        return None
+    name = targets[0].id
+    for node in ast.walk(place.function):
+        if isinstance(node, ast.Return) and node.value is not None:
+            values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+            named = [value.id if isinstance(value, ast.Name) else "" for value in values]
+            return named.index(name) if name in named else None
+    return None
+
+
+def _match(window: Window, variable: _Variable, rows: Ints) -> UnreadValue | None:
+    lives = window.lives
+    nbytes = int(lives.size[rows].sum())
+    if window.share(nbytes) < _LEAST_SHARE:
+        return None
+    mask = np.zeros(len(lives), dtype=bool)
+    mask[rows] = True
+    alike = np.isin(lives.stack, lives.stack[rows]) & ~window.has_owner & (lives.alloc >= 0)
+    every = np.flatnonzero(alike)
+    ends = _first_events_beyond(window, variable, lives.alloc[every])
+    return UnreadValue(
+        row=window.main_site(mask),
+        rows=rows,
+        nbytes=nbytes,
+        saving=window.replayed(window.ended_at(every, ends)),
+        variable=variable,
+    )
+
+
+def _first_events_beyond(window: Window, variable: _Variable, made: Ints) -> Ints:
+    """For each of these events the first later one that comes of a line below the last read."""
+    own = (variable.place.program.filename, variable.last_line)
+    stacks = window.trace.events.stack
+    beyond = [
+        number
+        for number in np.unique(stacks).tolist()
+        if _is_beyond(window.trace.stack(number), variable.back, own)
+    ]
+    events = np.append(np.flatnonzero(np.isin(stacks, beyond)), window.events)
+    ends: Ints = events[np.searchsorted(events[:-1], made, side="right")]
+    return ends
+
+
+def _is_beyond(stack: Sequence[Frame], back: int, last_read: tuple[str, int]) -> bool:
+    """Whether a stack's frame at a place is in a line of the same file below the last read."""
+    if len(stack) < back:
+        return False
+    frame, (filename, line) = stack[-back], last_read
+    return frame.filename == filename and frame.line > line
+
+
+RULE = UnreadVariable()

@@ -1,0 +1,173 @@
+"""Whether all that a function does with a joined tensor is to reduce it, and over which parts."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from memprof.source_code.program import FUNCTIONS, Place, bound_names, called_name, own_calls
+from memprof.source_code.scopes import nodes_around, reads_of
+from memprof.source_code.verbs import JOINING
+
+__all__ = ["Reduced", "Reduction", "reduction_of"]
+
+_PICKING = frozenset(
+    (
+        *("all", "amax", "amin", "any", "argmax", "argmin", "count_nonzero", "logsumexp", "max"),
+        *("mean", "median", "min", "mode", "norm", "nansum", "nanmean", "prod", "std", "std_mean"),
+        *("sum", "topk", "var", "var_mean"),
+    )
+)
+"""Methods of tensors, and functions of torch, that reduce a dimension."""
+_ADDING = frozenset(
+    (
+        *("all", "amax", "amin", "any", "count_nonzero", "logsumexp", "max", "mean", "min"),
+        *("nansum", "nanmean", "prod", "std", "std_mean", "sum", "var", "var_mean"),
+    )
+)
+"""Those of them that can be told from values that come one after the other."""
+_ELEMENTWISE = frozenset(
+    (
+        *("abs", "clamp", "cpu", "double", "exp", "float", "log", "log_softmax", "neg", "pow"),
+        *("relu", "sigmoid", "softmax", "sqrt", "square", "tanh", "to"),
+    )
+)
+"""Those that compute a value for each value, or along a dimension within each row."""
+_LOSSES = frozenset(
+    (
+        *("binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy"),
+        *("gaussian_nll_loss", "huber_loss", "kl_div", "l1_loss", "mse_loss", "nll_loss"),
+        *("smooth_l1_loss",),
+    )
+)
+"""Functions of torch that return one number, the mean of what each row gives."""
+_OF_SHAPE = frozenset(("device", "dtype", "ndim", "numel", "shape", "size"))
+_STACKING = "stack"
+
+
+class Reduced(Enum):
+    """Along what a joined tensor is reduced."""
+
+    EACH_PART = "each part"
+    """Within each part: the parts could be reduced before they are joined."""
+    OVER_PARTS = "over the parts"
+    """Over the parts: what is needed could be added up as they come."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reduction:
+    """How a joined tensor is reduced."""
+
+    along: Reduced
+    texts: tuple[str, ...]
+    """The reductions, as written: ``samples.var(0)``."""
+    line: int
+    """Of the first."""
+
+
+def reduction_of(place: Place) -> Reduction | None:
+    """The reductions that are all a function does with the tensor that a statement joins.
+
+    None where it is read in another way as well, or where that cannot be told.
+    """
+    joins = own_calls(place.statement, *JOINING)
+    if len(joins) != 1:
+        return None
+    dim = _dimension(joins[0], 1, 0)
+    targets = bound_names(place.statement)
+    is_bound = isinstance(place.statement, ast.Assign) and place.statement.value is joins[0]
+    if not is_bound:
+        around = nodes_around(place.statement, joins[0])
+        calls = [_reducing(joins[0], around)]
+    elif len(targets) == 1 and isinstance(targets[0], ast.Name):
+        calls = list(_reductions_of(place, targets[0].id))
+    else:
+        return None
+    kinds = {_along(call, dim) if call is not None else None for call in calls}
+    if len(kinds) != 1 or None in kinds:
+        return None
+    (along,) = kinds
+    in_order = sorted(filter(None, calls), key=lambda call: (call.lineno, call.col_offset))
+    texts = tuple(dict.fromkeys(map(ast.unparse, in_order)))
+    return Reduction(along, texts, in_order[0].lineno) if along is not None else None
+
+
+def _reductions_of(place: Place, name: str) -> Iterator[ast.Call | None]:
+    """The calls that reduce a variable; None for each read of another kind."""
+    for load, around in reads_of(place.scope, name):
+        if any(isinstance(node, (*FUNCTIONS, ast.Lambda)) for node in around[1:]):
+            yield None
+        elif not (isinstance(around[-1], ast.Attribute) and around[-1].attr in _OF_SHAPE):
+            yield _reducing(load, around)
+
+
+def _reducing(node: ast.AST, around: list[ast.AST]) -> ast.Call | None:
+    """The call that reduces a value, after nothing but what is done value by value."""
+    waiting = [*around]
+    while waiting:
+        parent = waiting.pop()
+        if isinstance(parent, (ast.BinOp, ast.UnaryOp)):
+            is_product = isinstance(getattr(parent, "op", None), ast.MatMult)
+            if is_product:
+                return None
+            node = parent
+            continue
+        call = waiting.pop() if isinstance(parent, ast.Attribute) and waiting else parent
+        if not isinstance(call, ast.Call):
+            return None
+        if call.func is not parent and not any(one is node for one in call.args):
+            return None
+        name = called_name(call)
+        if name in _LOSSES or (name in _PICKING and _operand(call) is node):
+            return call
+        if name not in _ELEMENTWISE or _operand(call) is not node:
+            return None
+        node = call
+    return None
+
+
+def _operand(call: ast.Call) -> ast.expr | None:
+    """What a call computes with: ``x`` of ``x.mean(0)`` and of ``torch.mean(x, 0)``."""
+    if not isinstance(call.func, ast.Attribute):
+        return None
+    if _is_of_module(call):
+        return call.args[0] if call.args else None
+    return call.func.value
+
+
+def _is_of_module(call: ast.Call) -> bool:
+    """Whether a function of torch's is called, not a method: ``torch.mean``, ``F.softmax``."""
+    assert isinstance(call.func, ast.Attribute)
+    return ast.unparse(call.func.value) in ("F", "nn.functional", "torch", "torch.nn.functional")
+
+
+def _along(call: ast.Call, dim: int | None) -> Reduced | None:
+    """Along what a reduction goes of a tensor that was joined along ``dim``; None: not known."""
+    name = called_name(call)
+    if name in _LOSSES:
+        return Reduced.OVER_PARTS
+    at = int(_is_of_module(call)) + int(name in ("norm", "topk"))
+    is_whole = len(call.args) <= at and all(one.arg != "dim" for one in call.keywords)
+    if is_whole and name != "topk":
+        return Reduced.OVER_PARTS if name in _ADDING else None
+    reduced = _dimension(call, at, -1)
+    if dim is None or reduced is None:
+        return None
+    if reduced != dim:
+        return Reduced.EACH_PART
+    return Reduced.OVER_PARTS if name in _ADDING else None
+
+
+def _dimension(call: ast.Call, at: int, default: int) -> int | None:
+    """The number given as ``dim``; None where it is no number that is written out."""
+    given = [keyword.value for keyword in call.keywords if keyword.arg == "dim"]
+    given += call.args[at : at + 1]
+    if not given:
+        return default
+    try:
+        value = ast.literal_eval(given[0])
+    except ValueError:
+        return None
+    return value if type(value) is int else None

@@ -1,0 +1,60 @@
+"""dense-embedding-gradient: the gradient of a whole table, of which a step looks up few rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.rules.recorded import findings_of, names
+
+ROWS, WIDTH, BATCH = 8192, 32, 16
+TABLE = ROWS * WIDTH * 4
+
+
+def training(table, batch=BATCH, head=1):
+    model = nn.Sequential(table, nn.Linear(WIDTH, head, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(number):
+        optimizer.zero_grad()
+        model(torch.randint(ROWS, (batch,))).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def fires():
+    """A batch of sixteen items of thousands."""
+    return training(nn.Embedding(ROWS, WIDTH))
+
+
+def looks_alike():
+    """A batch has an eighth of them."""
+    return training(nn.Embedding(ROWS, WIDTH), batch=ROWS // 8)
+
+
+def sparse():
+    """The advice is taken."""
+    return training(nn.Embedding(ROWS, WIDTH, sparse=True))
+
+
+def with_a_head():
+    """What predicts one of the items has a dense gradient of the same size."""
+    return training(nn.Embedding(ROWS, WIDTH), head=ROWS)
+
+
+def test_the_table_is_told_where_it_is_made(tmp_path):
+    (found,) = findings_of(fires, tmp_path / "run.json")
+    (first,) = found.remedies
+    assert (found.rule, found.minor, found.bytes) == ("dense-embedding-gradient", False, TABLE)
+    assert found.title.endswith("of whose rows a step looks up 0.2 % at most")
+    assert found.site.code == "return training(nn.Embedding(ROWS, WIDTH))"
+    assert first.fix == "sparse_gradient"
+    # The table itself stays, and what a batch takes.
+    assert TABLE < first.peak_after < TABLE + 4 * BATCH * WIDTH * 4
+
+
+@pytest.mark.parametrize("program", [sparse, with_a_head])
+def test_nothing_is_said_where_it_is_sparse_or_dense_anyway(program, tmp_path):
+    assert "dense-embedding-gradient" not in names(program, tmp_path / "run.json")

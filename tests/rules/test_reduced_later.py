@@ -1,0 +1,126 @@
+"""reduced-later: results are collected and joined, and then only reduced."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.rules.recorded import findings_of, names
+
+PASSES, ROWS, CLASSES = 20, 64, 512
+PART = ROWS * CLASSES * 4
+
+
+def predict(number):
+    return torch.rand(ROWS, CLASSES).softmax(1)
+
+
+def fires():
+    """Thirty passes with dropout are stacked for their mean and variance."""
+
+    @torch.no_grad()
+    def step(number):
+        samples = torch.stack([predict(i) for i in range(PASSES)])
+        mean, variance = samples.mean(0), samples.var(0)
+        return mean.max().item(), variance.max().item()
+
+    return step
+
+
+def looks_alike():
+    """The median of all samples needs all of them."""
+
+    @torch.no_grad()
+    def step(number):
+        samples = torch.stack([predict(i) for i in range(PASSES)])
+        return samples.median(0).values.max().item()
+
+    return step
+
+
+def by_part():
+    """The probabilities of an evaluation are joined for the classes that they are largest for."""
+
+    @torch.no_grad()
+    def step(number):
+        kept, labels = [], torch.randint(CLASSES, (PASSES * ROWS,))
+        for i in range(PASSES):
+            kept.append(predict(i))
+        probabilities = torch.cat(kept)
+        hits = (probabilities.argmax(dim=1) == labels).float()
+        return hits.mean().item()
+
+    return step
+
+
+def by_a_loss():
+    """Logits and targets are joined for one number."""
+
+    @torch.no_grad()
+    def step(number):
+        kept = [predict(i) for i in range(PASSES)]
+        joined = torch.cat(kept)
+        assert joined.shape[0] == PASSES * ROWS
+        return F.cross_entropy(joined.log(), torch.zeros(PASSES * ROWS, dtype=torch.long)).item()
+
+    return step
+
+
+def in_two_ways():
+    """Both the best class and the whole distribution are read."""
+
+    @torch.no_grad()
+    def step(number):
+        kept = [predict(i) for i in range(PASSES)]
+        joined = torch.cat(kept)
+        best = joined.argmax(1)
+        return joined[best == 3].tolist()
+
+    return step
+
+
+def handed_back():
+    """Who calls the function may want them all."""
+
+    def all_of_them():
+        kept = [predict(i) for i in range(PASSES)]
+        joined = torch.cat(kept)
+        return joined, joined.argmax(1)
+
+    @torch.no_grad()
+    def step(number):
+        joined, best = all_of_them()
+        return joined.sort(0).values[best].sum().item()
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("program", "read", "fix"),
+    [
+        (fires, "`samples.mean(0)` and `samples.var(0)` are", "running_total"),
+        (by_part, "`probabilities.argmax(dim=1)` is", "reduce_predictions"),
+    ],
+)
+def test_what_is_read_decides_how_to_spare_them(program, read, fix, tmp_path):
+    (found,) = (
+        one for one in findings_of(program, tmp_path / "run.json") if one.rule == "reduced-later"
+    )
+    (first,) = found.remedies
+    assert (found.minor, first.fix) == (False, fix)
+    assert found.title.endswith(f"of which only {read} read")
+    assert found.bytes == 2 * PASSES * PART
+    assert first.saves_bytes > 0.8 * found.bytes
+
+
+def test_a_loss_is_added_up(tmp_path):
+    found = findings_of(by_a_loss, tmp_path / "run.json")
+    of_rule = [one for one in found if one.rule == "reduced-later"]
+    fixes = [one.remedies[0].fix for one in of_rule]
+    assert fixes == ["running_total"]
+
+
+@pytest.mark.parametrize("program", [in_two_ways, handed_back])
+def test_nothing_is_said_of_what_is_read_otherwise(program, tmp_path):
+    assert "reduced-later" not in names(program, tmp_path / "run.json")
