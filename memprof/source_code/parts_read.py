@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.source_code.program import FUNCTIONS, Place, bound_names, called_name, source_of
-from memprof.source_code.scopes import nodes_around, parameters, reads_of
+from memprof.source_code.program import FUNCTIONS, LOOPS, Place, bound_names, called_name, source_of
+from memprof.source_code.scopes import COMPREHENSIONS, nodes_around, parameters, reads_of
+from memprof.source_code.verbs import CONVERTING
 from memprof.trace import Frame
 
-__all__ = ["ComputedPart", "PartRead", "computed_part", "part_read"]
+__all__ = ["ComputedPart", "Instead", "PartRead", "computed_part", "part_read"]
 
 _OF_SHAPE = frozenset(("device", "dtype", "ndim", "requires_grad", "shape", "size"))
 """Attributes and methods that read none of a tensor's values."""
@@ -22,7 +24,19 @@ _TO_KEEP = ("logits_to_keep", "num_logits_to_keep")
 _DIAGONALS = frozenset(("diag", "diagonal", "trace"))
 _PRODUCTS = frozenset(("cdist", "matmul", "mm"))
 """Functions that compute a value for each pair of rows."""
+_REPEATING = (*LOOPS, *COMPREHENSIONS)
 _SORTS = frozenset(("argsort", "sort"))
+
+
+class Instead(Enum):
+    """What computes a part by itself."""
+
+    ROWS = "the rows of a product"
+    """For the diagonal of a product of matrices."""
+    FIRST = "topk"
+    """For the first of sorted values."""
+    OPERANDS = "the part of the operands"
+    """For a part of what is computed value by value."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,8 +45,8 @@ class ComputedPart:
 
     text: str
     """As it is written: ``scores.diagonal()``."""
-    fix: str
-    """``narrow_first`` for the diagonal of a product, ``topk`` for the first values in order."""
+    instead: Instead
+    """What would compute it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,19 +99,38 @@ def part_read(stack: Sequence[Frame]) -> PartRead | None:
 
 
 def computed_part(place: Place) -> ComputedPart | None:
-    """The only part that is read of a product of matrices, or of sorted values, of a statement.
+    """The only part that is read of what a statement computes.
 
-    None where a statement computes neither, where it is read whole, or where that is not known.
+    That is a product of matrices, sorted values, or what is computed value by value. None where it
+    computes none of these, where it is read whole, or where that is not known.
     """
     for node in ast.walk(place.statement):
-        fix = "narrow_first" if _is_product(node) else "topk" if _is_sorted(node) else ""
-        if fix:
+        instead = _way_of(node)
+        if instead is not None:
             assert isinstance(node, ast.expr)
-            parts = _parts_of(place, node, fix)
+            parts = _parts_of(place, node, instead)
             texts = {ast.unparse(part) for part in parts if part is not None}
             if None not in parts and len(texts) == 1:
-                return ComputedPart(texts.pop(), fix)
+                return ComputedPart(texts.pop(), instead)
     return None
+
+
+def _way_of(node: ast.AST) -> Instead | None:
+    """What could compute a part of an expression by itself; None for other expressions."""
+    if _is_product(node):
+        return Instead.ROWS
+    if _is_sorted(node):
+        return Instead.FIRST
+    return Instead.OPERANDS if _is_by_value(node) else None
+
+
+def _is_by_value(node: ast.AST) -> bool:
+    """Whether each value of the result comes of one value of each operand: ``x.float() / 255``."""
+    if isinstance(node, ast.BinOp):
+        return not isinstance(node.op, ast.MatMult)
+    return called_name(node) in CONVERTING and isinstance(
+        getattr(node, "func", None), ast.Attribute
+    )
 
 
 def _is_product(node: ast.AST) -> bool:
@@ -110,12 +143,12 @@ def _is_sorted(node: ast.AST) -> bool:
     return called_name(node) in _SORTS and isinstance(getattr(node, "func", None), ast.Attribute)
 
 
-def _parts_of(place: Place, value: ast.expr, fix: str) -> list[ast.expr | None]:
+def _parts_of(place: Place, value: ast.expr, instead: Instead) -> list[ast.expr | None]:
     """The part that each read of a value takes; None for one that reads another part, or all."""
     around = nodes_around(place.statement, value)
     statement = place.statement
     if not isinstance(statement, ast.Assign) or statement.value is not value:
-        return [_part_of(value, around, fix)]
+        return [_part_of(value, around, instead)]
     names = [one.id for one in bound_names(statement) if isinstance(one, ast.Name)]
     if len(names) != len(bound_names(statement)):
         return [None]
@@ -124,25 +157,35 @@ def _parts_of(place: Place, value: ast.expr, fix: str) -> list[ast.expr | None]:
         for load, parents in reads_of(place.scope, name):
             if isinstance(parents[-1], ast.Attribute) and parents[-1].attr in _OF_SHAPE:
                 continue
-            parts.append(_part_of(load, parents, fix))
+            in_loop_of_its_own = any(
+                isinstance(node, _REPEATING) and node not in place.around for node in parents
+            )
+            part = None if in_loop_of_its_own else _part_of(load, parents, instead)
+            parts.append(part)
     return parts
 
 
-def _part_of(value: ast.expr, around: list[ast.AST], fix: str) -> ast.expr | None:
-    """The expression around a value that takes its diagonal, or its first few."""
+def _part_of(value: ast.expr, around: list[ast.AST], instead: Instead) -> ast.expr | None:
+    """The expression around a value that takes its diagonal, its first few, or another part."""
     parent = around[-1] if around else None
-    if fix == "topk":
-        is_first = (
-            isinstance(parent, ast.Subscript)
-            and parent.value is value
-            and _are_first_few(parent.slice)
-        )
-        return parent if is_first and isinstance(parent, ast.expr) else None
+    if instead is not Instead.ROWS:
+        takes = _are_first_few if instead is Instead.FIRST else _is_narrower
+        if isinstance(parent, ast.Subscript) and parent.value is value and takes(parent.slice):
+            return parent
+        return None
     call = around[-2] if isinstance(parent, ast.Attribute) and len(around) > 1 else parent
     if not isinstance(call, ast.Call) or called_name(call) not in _DIAGONALS:
         return None
     is_operand = call.func is parent or any(one is value for one in call.args)
     return call if is_operand else None
+
+
+def _is_narrower(index: ast.expr) -> bool:
+    """Whether a subscript takes some places of a dimension, without a tensor that says which."""
+    entries = index.elts if isinstance(index, ast.Tuple) else [index]
+    places = [one for one in entries if not _is_whole(one)]
+    numbers = [one for one in places if not isinstance(one, ast.Slice)]
+    return bool(places) and all(map(_is_number, numbers))
 
 
 def _are_first_few(index: ast.expr) -> bool:

@@ -11,7 +11,7 @@ from memprof.source_code.program import FUNCTIONS, Place, bound_names, called_na
 from memprof.source_code.scopes import nodes_around, reads_of
 from memprof.source_code.verbs import JOINING
 
-__all__ = ["Reduced", "Reduction", "reduction_of"]
+__all__ = ["Reduced", "Reduction", "reduction_of", "reductions_of"]
 
 _PICKING = frozenset(
     (
@@ -76,15 +76,7 @@ def reduction_of(place: Place) -> Reduction | None:
     if len(joins) != 1:
         return None
     dim = _dimension(joins[0], 1, 0)
-    targets = bound_names(place.statement)
-    is_bound = isinstance(place.statement, ast.Assign) and place.statement.value is joins[0]
-    if not is_bound:
-        around = nodes_around(place.statement, joins[0])
-        calls = [_reducing(joins[0], around)]
-    elif len(targets) == 1 and isinstance(targets[0], ast.Name):
-        calls = list(_reductions_of(place, targets[0].id))
-    else:
-        return None
+    calls = reductions_of(place, joins[0])
     kinds = {_along(call, dim) if call is not None else None for call in calls}
     if len(kinds) != 1 or None in kinds:
         return None
@@ -92,6 +84,19 @@ def reduction_of(place: Place) -> Reduction | None:
     in_order = sorted(filter(None, calls), key=lambda call: (call.lineno, call.col_offset))
     texts = tuple(dict.fromkeys(map(ast.unparse, in_order)))
     return Reduction(along, texts, in_order[0].lineno) if along is not None else None
+
+
+def reductions_of(place: Place, value: ast.expr) -> list[ast.Call | None]:
+    """The calls that reduce what an expression of a statement computes.
+
+    None stands for each read of another kind, and for what it is not known of.
+    """
+    targets = bound_names(place.statement)
+    if not isinstance(place.statement, ast.Assign) or place.statement.value is not value:
+        return [_reducing(value, nodes_around(place.statement, value))]
+    if len(targets) == 1 and isinstance(targets[0], ast.Name):
+        return list(_reductions_of(place, targets[0].id))
+    return [None]
 
 
 def _reductions_of(place: Place, name: str) -> Iterator[ast.Call | None]:

@@ -162,6 +162,38 @@ def the_best():
     return step
 
 
+def some_frames():
+    """Clips are converted whole, and every eighth frame is read."""
+
+    def step(number):
+        clip = torch.zeros(64, 3, 32, 32, dtype=torch.uint8).float() / 255
+        frames = clip[::8]
+        return frames.mean().item()
+
+    return step
+
+
+def frame_by_frame():
+    """Each pass of a loop reads another part."""
+
+    def step(number):
+        clip = torch.zeros(64, 3, 32, 32, dtype=torch.uint8).float() / 255
+        return sum(clip[first : first + 8].mean().item() for first in range(0, 64, 8))
+
+    return step
+
+
+def by_a_mask():
+    """Which part is read depends on the values."""
+
+    def step(number):
+        clip = torch.rand(64, 3, 32, 32) / 255
+        chosen = torch.arange(64) % 2 == 0
+        return clip[chosen].mean().item()
+
+    return step
+
+
 def all_pairs():
     """The others are negatives."""
 
@@ -187,6 +219,7 @@ def all_ranks():
     [
         (a_diagonal, "scores.diagonal()", 512 * 512 * 4, "narrow_first"),
         (the_best, "order[:, :8]", 64 * 4096 * 8, "topk"),
+        (some_frames, "clip[::8]", 2 * 64 * 3 * 32 * 32 * 4, "narrow_first"),
     ],
 )
 def test_what_a_line_computes_itself_is_told_with_its_part(program, read, nbytes, fix, tmp_path):
@@ -196,6 +229,6 @@ def test_what_a_line_computes_itself_is_told_with_its_part(program, read, nbytes
     assert one.title.endswith(f"are computed whole, and only `{read}` is read")
 
 
-@pytest.mark.parametrize("program", [all_pairs, all_ranks])
+@pytest.mark.parametrize("program", [all_pairs, all_ranks, frame_by_frame, by_a_mask])
 def test_nothing_is_said_of_products_and_orders_that_are_read_whole(program, tmp_path):
     assert "partly-read" not in names(program, tmp_path / "run.json")

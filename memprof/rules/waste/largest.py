@@ -64,8 +64,10 @@ class Largest(WasteRule[Large]):
         "large-evaluation",
         "dense-embedding-gradient",
         "diagonal-matrix",
+        "log-of-softmax",
         "partly-read",
         "reduced-later",
+        "summed-products",
     )
 
     def matches(self, window: Window) -> Iterator[Large]:

@@ -15,7 +15,7 @@ from memprof.rules.large_tensor import (
     made_on_its_line,
 )
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.parts_read import ComputedPart, PartRead, computed_part, part_read
+from memprof.source_code.parts_read import ComputedPart, Instead, PartRead, computed_part, part_read
 from memprof.trace import Frame
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
@@ -71,9 +71,15 @@ class PartlyReadResult(WasteRule[PartlyRead]):
             )
             typed = f"model(…, {part.switch}=1)" * bool(part.switch)
             yield Advice("narrow_first", why, case.site, typed=typed)
-        elif part.fix == "topk":
+        elif part.instead is Instead.FIRST:
             why = f"Only `{part.text}` of the {nbytes} is read: `topk` finds these, and no others."
             yield Advice("topk", why, case.site)
+        elif part.instead is Instead.OPERANDS:
+            why = (
+                f"Only `{part.text}` of the {nbytes} is read: take that part of the operands, and "
+                "compute with it."
+            )
+            yield Advice("narrow_first", why, case.site)
         else:
             why = (
                 f"Only `{part.text}` of the {nbytes} is read: one value for each row, which "
@@ -84,9 +90,10 @@ class PartlyReadResult(WasteRule[PartlyRead]):
 
 def _spared(window: Window, large: LargeTensor, part: PartRead | ComputedPart) -> Ints:
     """What is not made any more: of a product also its gradients, which are as large."""
+    made = made_on_its_line(window, large.row)
     if isinstance(part, ComputedPart):
-        return np.flatnonzero(large.alike)
-    return made_on_its_line(window, large.row)
+        return np.union1d(made, np.flatnonzero(large.alike))
+    return made
 
 
 def _part(window: Window, large: LargeTensor) -> PartRead | ComputedPart | None:

@@ -13,7 +13,7 @@ from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.last_reads import is_its_only_holder, last_read_before, reads_again
 from memprof.source_code.program import Place, bound_names, place_of
-from memprof.trace import Category, Frame
+from memprof.trace import Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
 
@@ -68,8 +68,9 @@ class UnreadVariable(WasteRule[UnreadValue]):
         for stack in stacks[total[stacks] > 0].tolist():
             variable = _variable(window, window.trace.stack(stack), at_peak)
             if variable is not None:
-                rows = np.flatnonzero(mask & (lives.stack == stack))
-                by_variable.setdefault(variable, []).extend(rows.tolist())
+                # What a statement made besides its value is kept by something else.
+                last = np.flatnonzero(mask & (lives.stack == stack))[-1]
+                by_variable.setdefault(variable, []).append(int(last))
         for variable, rows_of in by_variable.items():
             match = _match(window, variable, np.array(rows_of, dtype=np.int64))
             if match is not None:
@@ -164,16 +165,32 @@ def _returned_as(frame: Frame) -> int | None:
     return None
 
 
+def _ends_of_graphs(window: Window, made: Ints, ends: Ints) -> Ints:
+    """These events or, where a graph was built since a tensor was made, its backward pass's last.
+
+    Until then the graph may keep the tensor, whichever variable goes.
+    """
+    backward = np.flatnonzero(window.phase_of_event == Phase.BACKWARD)
+    last = np.full(int(window.step_of_event.max(initial=0)) + 2, -1, dtype=np.int64)
+    np.maximum.at(last, window.step_of_event[backward], backward)
+    saved = np.sort(window.lives.alloc[window.category == Category.ACTIVATION])
+    has_graph = np.searchsorted(saved, made, side="right") < np.searchsorted(saved, ends)
+    of_step = last[np.maximum(window.step_of_event[made], 0)]
+    return np.where(has_graph, np.maximum(ends, of_step), ends)
+
+
 def _match(window: Window, variable: _Variable, rows: Ints) -> UnreadValue | None:
     lives = window.lives
+    alike = np.isin(lives.stack, lives.stack[rows]) & ~window.has_owner & (lives.alloc >= 0)
+    every = np.flatnonzero(alike)
+    made = lives.alloc[every]
+    ends = _ends_of_graphs(window, made, _first_events_beyond(window, variable, made))
+    rows = np.intersect1d(rows, every[ends < window.peak.event])
     nbytes = int(lives.size[rows].sum())
     if window.share(nbytes) < _LEAST_SHARE:
         return None
     mask = np.zeros(len(lives), dtype=bool)
     mask[rows] = True
-    alike = np.isin(lives.stack, lives.stack[rows]) & ~window.has_owner & (lives.alloc >= 0)
-    every = np.flatnonzero(alike)
-    ends = _first_events_beyond(window, variable, lives.alloc[every])
     return UnreadValue(
         row=window.main_site(mask),
         rows=rows,

@@ -1,0 +1,95 @@
+"""summed-products: products of all pairs are made one by one, and then summed."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import numpy as np
+
+from memprof.rules.case import Case
+from memprof.rules.large_tensor import large_tensor, made_by_its_statement
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.program import Place, called_name
+from memprof.source_code.reductions import reductions_of
+from memprof.units import format_bytes
+from memprof.views.window import Window
+
+__all__ = ["RULE"]
+
+_SUMS = frozenset(("mean", "sum"))
+
+
+class SummedProducts(WasteRule[Match]):
+    """`(x[:, :, None] * x[:, None, :]).mean(0)`: n · d · d values for a matrix of d · d."""
+
+    name = "summed-products"
+    summary = "products of all pairs are made one by one, and then summed"
+    fixes = ("einsum", "chunk")
+
+    def matches(self, window: Window) -> Iterator[Match]:
+        """The large tensor of the peak, a product of shapes that broadcast, and only summed."""
+        large = large_tensor(window)
+        if large is None or large.place is None or not made_by_its_statement(window, large.row):
+            return
+        if _is_only_summed(large.place):
+            yield Match(
+                row=large.row,
+                rows=large.there,
+                nbytes=large.nbytes,
+                saving=window.replayed(window.whole(np.flatnonzero(large.alike))),
+            )
+
+    def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same
+        """Say what is left of them."""
+        return "are products of all pairs, of which only sums are used"
+
+    def advice(self, match: Match, case: Case) -> Iterator[Advice]:
+        """Have a product of matrices add them up, or go on in parts."""
+        why = (
+            f"Only sums are used of {format_bytes(match.nbytes)} of products: a product of "
+            "matrices (`a.T @ b`), or `torch.einsum`, adds them up as it makes them."
+        )
+        yield Advice("einsum", why, case.site)
+        yield Advice("chunk", "Or work through them in parts.", case.site)
+
+
+def _is_only_summed(place: Place) -> bool:
+    """Whether a statement multiplies all pairs for nothing but a sum.
+
+    Each operand has a dimension that the other lacks: a mask has not, whose products are no more.
+    """
+    for node in ast.walk(place.statement):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            if not (_has_new_dimension(node.left) and _has_new_dimension(node.right)):
+                continue
+            sums = reductions_of(place, node)
+            names = {called_name(call) if call is not None else "" for call in sums}
+            if names and names <= _SUMS and all(map(_is_direct, sums)):
+                return True
+    return False
+
+
+def _is_direct(call: ast.Call | None) -> bool:
+    """Whether a call sums a name or the product itself, and no function of it, along a dimension.
+
+    The sum of squares, or of absolute values, is no sum of products.
+    """
+    if call is None or not isinstance(call.func, ast.Attribute):
+        return False
+    value = call.func.value
+    if isinstance(value, ast.Name) and value.id == "torch":
+        value = call.args[0]
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return bool(given) and isinstance(value, (ast.BinOp, ast.Name))
+
+
+def _has_new_dimension(value: ast.expr) -> bool:
+    """Whether an operand is given a dimension of length one: ``x[:, None]``, ``x.unsqueeze(1)``."""
+    if isinstance(value, ast.Subscript):
+        entries = value.slice.elts if isinstance(value.slice, ast.Tuple) else [value.slice]
+        return any(isinstance(one, ast.Constant) and one.value is None for one in entries)
+    return called_name(value) == "unsqueeze"
+
+
+RULE = SummedProducts()

@@ -1,0 +1,66 @@
+"""summed-products: products of all pairs are made one by one, and then summed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.rules.recorded import findings_of, names
+
+ROWS, WIDTH = 64, 64
+PRODUCTS = ROWS * WIDTH * WIDTH * 4
+
+
+def fires():
+    """A covariance is the mean of outer products."""
+
+    def step(number):
+        x = torch.rand(ROWS, WIDTH)
+        outer = x.unsqueeze(2) * x.unsqueeze(1)
+        return outer.mean(0).sum().item()
+
+    return step
+
+
+def looks_alike():
+    """A mask is multiplied before the mean: there are no more products than values."""
+
+    def step(number):
+        values, mask = torch.rand(ROWS, WIDTH, WIDTH), torch.ones(ROWS, WIDTH)
+        masked = values * mask.unsqueeze(-1)
+        return masked.sum(1).sum().item()
+
+    return step
+
+
+def in_one_statement():
+    def step(number):
+        x = torch.rand(ROWS, WIDTH)
+        return (x[:, :, None] * x[:, None]).sum(dim=0).amax().item()
+
+    return step
+
+
+def of_squares():
+    """What is summed is no product of pairs any more."""
+
+    def step(number):
+        x = torch.rand(ROWS, WIDTH)
+        outer = x.unsqueeze(2) * x.unsqueeze(1)
+        return outer.square().mean(0).sum().item()
+
+    return step
+
+
+@pytest.mark.parametrize("program", [fires, in_one_statement])
+def test_the_products_are_told(program, tmp_path):
+    (found,) = findings_of(program, tmp_path / "run.json")
+    first, second = found.remedies
+    assert (found.rule, found.minor, found.bytes) == ("summed-products", False, PRODUCTS)
+    assert (first.fix, second.fix) == ("einsum", "chunk")
+    assert first.peak_after < 4 * ROWS * WIDTH * 4
+
+
+@pytest.mark.parametrize("program", [looks_alike, of_squares])
+def test_nothing_is_said_of_what_no_product_of_matrices_would_sum(program, tmp_path):
+    assert "summed-products" not in names(program, tmp_path / "run.json")
