@@ -103,10 +103,40 @@ def _line_of_data(window: Window, rows: Ints, training_modules: set[int]) -> Fra
 
 
 def _first_of(window: Window, paths: set[str]) -> dict[int, int]:
-    """For every step the first event of its forward passes in one of these modules."""
+    """For every step the first event in one of these modules of the pass that builds its graph.
+
+    Passes before it, as of an evaluation between two steps, build none: nothing of theirs is left
+    when it begins.
+    """
     inside = np.array([label.module in paths for label in window.trace.tables.labels])
     events = np.flatnonzero(inside[window.trace.events.label])
+    events = events[window.phase_of_event[events] == Phase.FORWARD]
+    begins = _graph_begins(window)
     first: dict[int, int] = {}
-    for event in events[window.phase_of_event[events] == Phase.FORWARD].tolist():
-        first.setdefault(int(window.step_of_event[event]), event)
+    for event in events.tolist():
+        step = int(window.step_of_event[event])
+        if event >= begins.get(step, -1):
+            first.setdefault(step, event)
     return first
+
+
+def _graph_begins(window: Window) -> dict[int, int]:
+    """For every step with a graph the first allocation of the forward pass that builds it.
+
+    What a pass hands on is there until the next tensor is made of it: so a pass begins where
+    nothing that forward passes of the step made before is left.
+    """
+    lives = window.lives
+    freed_by = np.append(window.phase_of_event, Phase.UNKNOWN)[lives.free]
+    graph = (window.category == Category.ACTIVATION) & (freed_by == Phase.BACKWARD)
+    forward = np.flatnonzero((window.phase == Phase.FORWARD) & (window.made_in >= 0))
+    forward = forward[np.argsort(lives.alloc[forward], kind="stable")]
+    begins: dict[int, int] = {}
+    for step in np.unique(window.made_in[forward]).tolist():
+        rows = forward[window.made_in[forward] == step]
+        alloc, in_graph = lives.alloc[rows], np.flatnonzero(graph[rows])
+        if len(in_graph):
+            gone = np.maximum.accumulate(lives.free[rows])[:-1] < alloc[1:]
+            gaps = np.flatnonzero(gone[: in_graph[0]])
+            begins[step] = int(alloc[gaps[-1] + 1] if len(gaps) else alloc[0])
+    return begins

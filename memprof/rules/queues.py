@@ -10,15 +10,31 @@ from memprof.reference_chain import Link, LinkKind
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice
 from memprof.source_code.idioms import last_name
-from memprof.source_code.program import Place, called_name
+from memprof.source_code.program import (
+    Place,
+    Program,
+    bound_names,
+    called_name,
+    calls_in,
+    loaded_names,
+)
 from memprof.views.peak_without import Saving
 
-__all__ = ["MOST_WAITING", "bounded", "queue_at", "queue_made_at", "queue_name"]
+__all__ = [
+    "MOST_WAITING",
+    "bounded",
+    "queue_at",
+    "queue_filled_by",
+    "queue_made_at",
+    "queue_name",
+]
 
 MOST_WAITING = 8
 """Items that a queue with the bound that is advised has room for."""
 _OF_OBJECTS = frozenset((LinkKind.ATTRIBUTE, LinkKind.CLASS_ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE))
 _QUEUES = frozenset(("Queue", "LifoQueue", "PriorityQueue", "JoinableQueue"))
+_PUTS = ("put", "put_nowait")
+_ASKS_HOW_MANY = ("qsize", "full")
 
 
 def queue_at(holder: Holder) -> int | None:
@@ -46,7 +62,7 @@ def queue_made_at(case: Case, links: Sequence[Link]) -> Place | None:
     of_object = link.kind in _OF_OBJECTS
     named = [
         place
-        for place, target in _queues_made(case)
+        for place, target in _queues_made(case.programs)
         if last_name(ast.unparse(target)) == link.name
         and (of_object == isinstance(target, ast.Attribute) or _is_class_attribute(place, link))
     ]
@@ -54,9 +70,35 @@ def queue_made_at(case: Case, links: Sequence[Link]) -> Place | None:
     return exact[0] if exact else named[0] if len(named) == 1 else None
 
 
-def _queues_made(case: Case) -> Iterator[tuple[Place, ast.expr]]:
+def queue_filled_by(place: Place, programs: Sequence[Program]) -> tuple[Place, str] | None:
+    """Where the queue is made that a statement's value is put into, and its name.
+
+    It must be the only one of its file or, where that makes none, of these programs. It has no
+    bound, and nothing there asks how full it is.
+    """
+    own = list(_queues_made([place.program]))
+    queues = own or list(_queues_made(programs))
+    asked = [place.program] if own else programs
+    asks = any(calls_in(program.tree, *_ASKS_HOW_MANY) for program in asked)
+    if len(queues) != 1 or asks or not _is_put(place):
+        return None
+    ((made_at, target),) = queues
+    call = next(iter(calls_in(made_at.statement, *_QUEUES)))
+    return None if call.args or call.keywords else (made_at, last_name(ast.unparse(target)))
+
+
+def _is_put(place: Place) -> bool:
+    """Whether a function puts what a statement binds, or computes, into a queue."""
+    if calls_in(place.statement, *_PUTS):
+        return True
+    names = {node.id for node in bound_names(place.statement) if isinstance(node, ast.Name)}
+    puts = calls_in(place.scope, *_PUTS)
+    return any(names & loaded_names(argument) for call in puts for argument in call.args)
+
+
+def _queues_made(programs: Sequence[Program]) -> Iterator[tuple[Place, ast.expr]]:
     """Statements that bind a target to a queue that is made there."""
-    for program in case.programs:
+    for program in programs:
         for node in ast.walk(program.tree):
             if not isinstance(node, (ast.Assign, ast.AnnAssign)):
                 continue
@@ -85,7 +127,7 @@ def bounded(name: str, items: int, place: Place | None, saving: Saving | None = 
     """The advice to let what fills a queue wait, or to drop the oldest."""
     return Advice(
         "bound_queue",
-        f"`{name}` has no bound, and is filled faster than it is emptied ({items} items were seen "
+        f"`{name}` has no bound, and is filled faster than it is emptied ({items} items waited "
         f"in it): give it one (`maxsize={MOST_WAITING}`), so that what fills it waits, or drop the "
         "oldest when it is full.",
         place,

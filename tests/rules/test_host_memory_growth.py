@@ -81,6 +81,12 @@ def test_tensors_of_the_cpu_are_not_counted_twice(tmp_path):
     assert host_memory(run) == []
 
 
+def test_what_freed_tensors_leave_to_the_process_is_no_growth(tmp_path):
+    falling = [MIB + GIB - 20 * MIB * step for step in range(STEPS)]
+    run = recorded(tmp_path, allocated=falling, rss=[2 * GIB] * STEPS, shared=[0] * STEPS)
+    assert host_memory(run) == []
+
+
 @pytest.mark.parametrize(
     "rss",
     [

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import torch
 
+import memprof
+from memprof.rules.ranked_findings import findings
 from tests.rules.recorded import findings_of
 
 LAYERS, WIDTH = 8, 1 << 14
@@ -76,6 +78,27 @@ def test_a_stored_exception_is_what_is_to_go_where_it_holds_the_frames(tmp_path)
     assert found.match.raises
     assert [remedy.fix for remedy in found.remedies] == ["clear_traceback"]
     assert found.remedies[0].code == 'last["error"] = error'
+
+
+def forecasts():
+    """Each step is one forward pass: a map is replaced when the step that made the next is over."""
+    upscaler = torch.nn.Conv1d(1, 16, 3, padding=1)
+    with torch.inference_mode():
+        for _ in range(8):
+            fine = upscaler(torch.zeros(1, 1, WIDTH))
+            fine.mean().item()
+
+
+def test_the_result_of_the_last_pass_is_to_go_before_the_next_pass(tmp_path):
+    with memprof.track(tmp_path / "r.json", sources=["cpu"], allowance_s=60):
+        forecasts()
+    (found,) = (
+        one for one in findings(memprof.load(tmp_path / "r.json")) if one.rule == "lingering"
+    )
+    assert found.bytes == 16 * WIDTH * 4
+    assert found.title.endswith("live on in `fine` until their replacement is there")
+    assert found.remedies[0].code == "fine = upscaler(torch.zeros(1, 1, WIDTH))"
+    assert found.remedies[0].saves_bytes == found.bytes
 
 
 def two_names():

@@ -4,16 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import runpy
 
 import pytest
 import torch
 from click.testing import CliRunner
 
+import memprof
+from memprof.rules.ranked_findings import findings
 from memprof_cli.leaks import command as leaks
 from memprof_cli.report import command as report
 from tests.rules.recorded import findings_of, names
 
 WIDTH = 256
+FRAMES = 40
+PREFETCHED = f"""
+import queue
+import threading
+import torch
+import memprof
+
+def fill(out):
+    for _ in range({FRAMES}):
+        frame = torch.rand({WIDTH}, {WIDTH})
+        out.put(frame)
+
+def train():
+    ready = queue.Queue()
+    filler = threading.Thread(target=fill, args=(ready,))
+    filler.start()
+    filler.join()
+    level = 0.0
+    for _ in range({FRAMES}):
+        level += ready.get().mean().item()
+        memprof.step()
+
+train()
+"""
+"""A thread has made all frames when the first is taken."""
+TAKES_ONE = f"_ in range({FRAMES}):\n        level += ready.get()"
 FILLING = 9
 """Steps in which four frames come for each that is taken; in the others none come."""
 
@@ -81,6 +110,38 @@ def test_what_waits_at_the_peak_is_waste_of_a_queue_without_a_bound(program, cod
     assert first.saves_bytes >= 3 * FILLING * WIDTH * WIDTH * 4 - (4 << 20)
     assert first.code == code
     assert not found.minor
+
+
+def backlogs(text, folder):
+    """What is found of a program in a file of its own: it must make the only queue."""
+    program = folder / "prefetched.py"
+    program.write_text(text)
+    with memprof.track(folder / "r.json", sources=["cpu"], allowance_s=60):
+        runpy.run_path(str(program), run_name="__main__")
+    return [one for one in findings(memprof.load(folder / "r.json")) if one.rule == "queue-backlog"]
+
+
+def test_what_went_before_anything_searched_for_it_is_found_by_what_puts_it_there(tmp_path):
+    (found,) = backlogs(PREFETCHED, tmp_path)
+    (first,) = found.remedies
+    assert found.bytes == FRAMES * WIDTH * WIDTH * 4
+    assert (first.code, first.fix) == ("ready = queue.Queue()", "bound_queue")
+    assert f"{FRAMES} items waited in it" in first.why
+    assert found.site.code == "frame = torch.rand(256, 256)"
+
+
+@pytest.mark.parametrize(
+    ("instead", "of"),
+    [
+        ("queue.Queue(50)", "queue.Queue()"),
+        ("range(ready.qsize())", "range(40)"),
+        ("one in [ready.get() for _ in range(40)]:\n        level += one", TAKES_ONE),
+    ],
+    ids=["bounded", "watched", "gathered"],
+)
+def test_what_may_be_meant_is_left_alone(instead, of, tmp_path):
+    head, train = PREFETCHED.split("def train()")
+    assert not backlogs(f"{head}def train(){train.replace(of, instead)}", tmp_path)
 
 
 def test_a_queue_with_a_bound_is_none(tmp_path):

@@ -133,6 +133,38 @@ def late_teacher(of_data):
     return program
 
 
+class Detector(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = Net()
+        self.head = nn.Linear(192, 2)
+
+    def forward(self, x):
+        return self.head(self.encoder(x))
+
+
+def evaluated_between_steps():
+    detector = Detector()
+    optimizer = torch.optim.SGD(detector.head.parameters(), 0.1)
+
+    def step(number):
+        optimizer.zero_grad()
+        detector(torch.randn(64, 192)).square().mean().backward()
+        optimizer.step()
+        if number % 2:
+            with torch.no_grad():
+                detector(torch.randn(64, 192)).mean().item()
+
+    return step
+
+
+def test_a_pass_of_an_evaluation_leads_to_no_graph(tmp_path):
+    found = findings_of(evaluated_between_steps, tmp_path / "run.json")
+    (unused,) = [one for one in found if one.rule == "unused-gradients"]
+    assert unused.match.graph == 2 * 64 * 192 * 4  # the head's input is there all the same
+    assert unused.remedies[0].code == "return self.body(x)"  # further out the head is called too
+
+
 def learns_through():
     """The same with something that is trained before the teacher, which needs its graph."""
     model = nn.Sequential(nn.Linear(192, 192), Net())

@@ -17,7 +17,7 @@ from memprof.source_code.idioms import alias_of
 from memprof.source_code.lasting_names import Binding, binding_of, handed_on
 from memprof.source_code.patch import before, diff
 from memprof.source_code.program import Place, bound_names, place_of
-from memprof.trace import Category, Frame, Phase
+from memprof.trace import Action, Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.peak_without import Saving
 from memprof.views.window import Bools, Ints, Window
@@ -163,10 +163,22 @@ def _replacements(window: Window) -> _Replacements:
     rows, following = rows[following >= 0], following[following >= 0]
     lives = window.lives
     next_alloc = lives.alloc[following]
-    late = (lives.free[rows] > next_alloc) & (window.freed_in[rows] == window.made_in[following])
+    same_step = window.freed_in[rows] == window.made_in[following]
+    at_boundary = lives.free[rows] < _next_made(window, window.made_in[following])
+    # Where a step is one forward pass, its result is bound to a name when the step is over.
+    late = same_step | (at_boundary & (window.phase[rows] == Phase.FORWARD))
+    late &= lives.free[rows] > next_alloc
     late &= ~np.isin(window.category[rows], _INHERENT)
     late &= _usually(lives.stack[rows], late)
     return _Replacements(rows[late], next_alloc[late])
+
+
+def _next_made(window: Window, steps: Ints) -> Ints:
+    """The event that makes the first tensor after each of these steps."""
+    made = np.flatnonzero(window.trace.events.action == Action.ALLOC)
+    over = np.searchsorted(window.step_of_event, steps, side="right")
+    following: Ints = np.append(made, window.events)[np.searchsorted(made, over)]
+    return following
 
 
 def _usually(stack: Ints, late: Bools) -> Bools:

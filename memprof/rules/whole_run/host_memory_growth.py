@@ -25,7 +25,8 @@ Floats = npt.NDArray[np.float64]
 _LEAST_RISE = 256 << 20
 """Imports, thread stacks, the allocators' arenas and what memprof records settle below that."""
 _LASTING = 0.5
-"""Slope of the second half over the whole's: below, it settles down."""
+"""Slope of the second half over the whole's: below, it settles down. And rise of the process over
+that of what no tensor holds: below, tensors that were freed leave it."""
 
 
 class HostMemoryGrowth(RunRule[RunMatch]):
@@ -42,7 +43,7 @@ class HostMemoryGrowth(RunRule[RunMatch]):
     yields_to = ("growing-graph", ANY_GROWTH)
 
     def matches(self, examination: Examination) -> Iterator[RunMatch]:
-        """Anonymous memory of this process beyond its tensors, where it keeps rising.
+        """Anonymous memory of this process beyond its tensors, where both keep rising.
 
         Resident bytes less what is shared or backed by files (a data set that is mapped into memory
         fills up without harm), less the tensors of the CPU where those were recorded. Runs in which
@@ -53,12 +54,17 @@ class HostMemoryGrowth(RunRule[RunMatch]):
         rss, shared = series_of(run, "host", "rss"), series_of(run, "host", "shared")
         if device is None or rss is None or shared is None or len(rss.values) != len(shared.values):
             return
-        own = rss.values - shared.values - _tensors(run, rss.time_us)
+        anonymous = rss.values - shared.values
+        own = anonymous - _tensors(run, rss.time_us)
         ends = device.steps.end_us > 0
         end_us, numbers = device.steps.end_us[ends], device.steps.last[ends]
+        _, anonymous = after_steps(end_us, numbers, rss.time_us, anonymous)
         steps, own = after_steps(end_us, numbers, rss.time_us, own)
         rise = level_rise(steps, own)
         if rise is None or rise.per_step * (steps[-1] - steps[0]) < _LEAST_RISE:
+            return
+        # What freed tensors leave behind may stay with the process: then the process does not grow.
+        if anonymous[-1] - anonymous[0] < _LASTING * (own[-1] - own[0]):
             return
         if theil_sen(steps[len(steps) // 2 :], own[len(own) // 2 :]) < _LASTING * rise.per_step:
             return
