@@ -44,6 +44,8 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "topk": "Let `torch.topk` take the first few: nothing is sorted whole.",
         "narrow_first": "Take the part that is read before computing, not of the result.",
         "single_precision": "Compute in float32: no `double()`, and data in float32 too.",
+        "keep_bytes": "Keep bytes as `torch.uint8`, and divide a batch when it is used.",
+        "thin_factors": "Ask a decomposition for thin factors: `full_matrices=False`.",
         "mixed_precision": "Compute activations in bfloat16 under autocast.",
         "checkpoint": "Recompute activations in the backward pass: activation checkpointing.",
         "class_indices": "Give the indices of classes, not a one-hot table.",

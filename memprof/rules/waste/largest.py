@@ -64,6 +64,7 @@ class Largest(WasteRule[Large]):
         "large-evaluation",
         "dense-embedding-gradient",
         "diagonal-matrix",
+        "full-factor",
         "log-of-softmax",
         "partly-read",
         "reduced-later",

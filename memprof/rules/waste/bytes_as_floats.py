@@ -1,0 +1,183 @@
+"""bytes-as-floats: values of 0 to 255 are kept as fractions in a floating type, over the steps."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.rules.case import Case
+from memprof.rules.large_tensor import made_by_its_statement
+from memprof.rules.lifespan import outlive_steps
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.idioms import keyword
+from memprof.source_code.program import (
+    Place,
+    assigned,
+    bound_names,
+    called_name,
+    place_of,
+)
+from memprof.source_code.values import values_of
+from memprof.source_code.verbs import JOINING
+from memprof.units import format_bytes
+from memprof.views.peak_without import Cuts
+from memprof.views.window import Window
+
+__all__ = ["RULE"]
+
+_LEAST_SHARE = 0.1
+"""Of the peak."""
+_HIGHEST = 255
+"""Of a byte."""
+_FLOAT = 4
+"""Bytes of a value in float32, of which a byte is one part."""
+_DIVIDES = ("div", "div_", "divide", "divide_", "true_divide")
+_FILLS = ("copy_",)
+_ADDS = ("append", "appendleft")
+_MAKES = frozenset(("empty", "zeros", "ones", "full"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fractions(Match):
+    """Where the bytes are divided."""
+
+    place: Place | None = None
+
+
+class BytesAsFloats(WasteRule[Fractions]):
+    """`self.frames[at] = torch.from_numpy(frame).float() / 255`: four bytes are kept for one."""
+
+    name = "bytes-as-floats"
+    summary = "values of 0 to 255 are kept as fractions in a floating type"
+    fixes = ("keep_bytes",)
+
+    def matches(self, window: Window) -> Iterator[Fractions]:
+        """What stays over the steps and is filled with, or made of, a quotient by 255."""
+        mask = ~window.has_owner & window.at_peak & window.stays & outlive_steps(window)
+        total = np.bincount(window.site[mask], weights=window.lives.size[mask])
+        for site in np.argsort(-total, kind="stable").tolist():
+            if window.share(float(total[site])) < _LEAST_SHARE:
+                return
+            place = place_of(window.owners.sites.frames[site])
+            of_site = mask & (window.site == site)
+            row = window.largest(of_site)
+            if place is None or not made_by_its_statement(window, row):
+                continue
+            divides = _division(place)
+            if divides is None:
+                continue
+            rows = np.flatnonzero(of_site)
+            whole = window.whole(rows)
+            times = _FLOAT - 1
+            cuts = Cuts(
+                *(np.tile(column, times) for column in (whole.rows, whole.start, whole.end))
+            )
+            yield Fractions(
+                row=row,
+                rows=rows,
+                nbytes=int(window.lives.size[rows].sum()),
+                saving=window.replayed(cuts, divisor=_FLOAT),
+                place=divides,
+            )
+            return
+
+    def title(self, match: Fractions) -> str:  # noqa: ARG002 - every match reads the same
+        """Say what they were."""
+        return "are bytes that are kept as fractions, in four times the memory"
+
+    def advice(self, match: Fractions, case: Case) -> Iterator[Advice]:
+        """Keep the bytes, and divide a batch when it is used."""
+        place = match.place
+        assert place is not None
+        why = (
+            f"{format_bytes(match.nbytes)} of float32 hold what was divided by 255: kept as "
+            "`torch.uint8` it takes a quarter. Divide each batch when it is used."
+        )
+        site = case.place_at(place.program.filename, place.line)
+        yield Advice("keep_bytes", why, site or case.site)
+
+
+def _division(place: Place) -> Place | None:
+    """The statement that divides by 255 what a statement's tensor holds; None for others."""
+    statement = place.statement
+    if _divided(place, getattr(statement, "value", None)):
+        return place
+    targets = bound_names(statement)
+    if len(targets) != 1 or not _is_plain(statement):
+        return None
+    name = ast.unparse(targets[0])
+    for node in ast.walk(_scope(place, targets[0])):
+        value = _put_into(node, name)
+        at = place.program.place(node) if value is not None else None
+        if at is not None and _divided(at, value):
+            return at
+    return None
+
+
+def _scope(place: Place, target: ast.expr) -> ast.AST:
+    """Where a variable, or an attribute of an object, is filled."""
+    of_class = place.class_ if isinstance(target, ast.Attribute) else None
+    return of_class or place.scope
+
+
+def _is_plain(statement: ast.stmt) -> bool:
+    """Whether a statement makes a tensor of a floating type: ``torch.zeros(n, *shape)``."""
+    value = getattr(statement, "value", None)
+    if not isinstance(value, ast.Call) or called_name(value) not in _MAKES:
+        return False
+    dtype = keyword(value, "dtype")
+    return dtype is None or ast.unparse(dtype) in ("torch.float", "torch.float32")
+
+
+def _put_into(node: ast.AST, name: str) -> ast.expr | None:
+    """What a node writes into a tensor of a name: ``x[i] = value``, ``x[i].copy_(value)``."""
+    if isinstance(node, ast.Call) and called_name(node) in _FILLS and node.args:
+        target = node.func.value if isinstance(node.func, ast.Attribute) else None
+        return node.args[0] if _is_part_of(target, name) else None
+    for target, value in assigned(node):
+        if _is_part_of(target, name):
+            return value
+    return None
+
+
+def _is_part_of(target: ast.expr | None, name: str) -> bool:
+    return isinstance(target, ast.Subscript) and ast.unparse(target.value) == name
+
+
+def _divided(place: Place, value: ast.expr | None) -> bool:
+    """Whether a value is a quotient by 255, or joins such; by a variable of the function, too."""
+    if isinstance(value, ast.Name):
+        bound = [one for one in values_of(place, value.id) if one is not None]
+        value = bound[0] if len(bound) == 1 else None
+    if value is None or isinstance(value, ast.Name):
+        return False
+    if isinstance(value, ast.BinOp):
+        return isinstance(value.op, ast.Div) and _is_highest(value.right)
+    if isinstance(value, ast.ListComp):
+        return _divided(place, value.elt)
+    if not isinstance(value, ast.Call):
+        return False
+    name = called_name(value)
+    if name in _ADDS:
+        return any(_divided(place, argument) for argument in value.args)
+    if name in _DIVIDES:
+        return any(map(_is_highest, value.args))
+    if name in JOINING:
+        parts = (node for argument in value.args for node in ast.walk(argument))
+        return any(
+            _divided(place, node)
+            for node in parts
+            if isinstance(node, (ast.BinOp, ast.Call)) and called_name(node) not in JOINING
+        )
+    receiver = value.func.value if isinstance(value.func, ast.Attribute) else None
+    return isinstance(receiver, (ast.BinOp, ast.Call)) and _divided(place, receiver)
+
+
+def _is_highest(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value == _HIGHEST
+
+
+RULE = BytesAsFloats()

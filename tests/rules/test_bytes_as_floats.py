@@ -1,0 +1,115 @@
+"""bytes-as-floats: values of 0 to 255 are kept as fractions in a floating type, over the steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.rules.recorded import findings_of
+
+FRAMES, SIDE = 64, 32
+
+
+def taken():
+    return np.full((3, SIDE, SIDE), 7, dtype=np.uint8)
+
+
+class Ring:
+    """A replay buffer of frames of a camera."""
+
+    def __init__(self):
+        self.frames = torch.zeros(FRAMES, 3, SIDE, SIDE)
+
+    def add(self, number, frame):
+        self.frames[number % FRAMES] = torch.from_numpy(frame).float() / 255.0
+
+    def step(self, number):
+        self.add(number, taken())
+        return self.frames[:4].mean().item()
+
+
+class ByName:
+    def __init__(self):
+        self.frames = torch.zeros(FRAMES, 3, SIDE, SIDE)
+
+    def step(self, number):
+        values = torch.from_numpy(taken()).float().div_(255)
+        self.frames[number % FRAMES].copy_(values)
+
+
+class Listed:
+    def __init__(self):
+        self.frames = [torch.from_numpy(taken()).float() / 255 for _ in range(FRAMES)]
+
+    def step(self, number):
+        return self.frames[number].mean().item()
+
+
+class OfBytes:
+    """Bytes are kept, and a batch of them is divided."""
+
+    def __init__(self):
+        self.frames = torch.zeros(FRAMES, 3, SIDE, SIDE, dtype=torch.uint8)
+
+    def step(self, number):
+        self.frames[number % FRAMES] = torch.from_numpy(taken())
+        return (self.frames[:4].float() / 255).mean().item()
+
+
+class OfAngles:
+    """What is kept is no byte."""
+
+    def __init__(self):
+        self.frames = torch.zeros(FRAMES, 3, SIDE, SIDE)
+
+    def step(self, number):
+        self.frames[number % FRAMES] = torch.from_numpy(taken()).float() / 180.0
+
+
+def fires():
+    return Ring().step
+
+
+def fires_by_name():
+    return ByName().step
+
+
+def fires_on_a_list():
+    return Listed().step
+
+
+def looks_alike():
+    return OfBytes().step
+
+
+def of_angles():
+    return OfAngles().step
+
+
+def kept_bytes(program, path):
+    return [one for one in findings_of(program, path) if one.rule == "bytes-as-floats"]
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        (fires, "self.frames[number % FRAMES] = torch.from_numpy(frame).float() / 255.0"),
+        (fires_by_name, "self.frames[number % FRAMES].copy_(values)"),
+        (
+            fires_on_a_list,
+            "self.frames = [torch.from_numpy(taken()).float() / 255 for _ in range(FRAMES)]",
+        ),
+    ],
+)
+def test_three_quarters_are_saved_where_the_bytes_are_kept(program, code, tmp_path):
+    (found,) = kept_bytes(program, tmp_path / "r.json")
+    (first,) = found.remedies
+    assert (found.minor, found.bytes) == (False, FRAMES * 3 * SIDE * SIDE * 4)
+    assert (first.fix, first.code) == ("keep_bytes", code)
+    assert first.saves_bytes == found.bytes * 3 // 4
+
+
+@pytest.mark.parametrize("program", [looks_alike, of_angles])
+def test_bytes_and_other_values_are_left_alone(program, tmp_path):
+    assert not kept_bytes(program, tmp_path / "r.json")

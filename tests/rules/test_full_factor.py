@@ -1,0 +1,71 @@
+"""full-factor: a decomposition makes a square factor, of which the first columns are read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.rules.recorded import findings_of
+
+ROWS, COLUMNS = 1024, 32
+
+
+def fires():
+    """Modes of a tall matrix."""
+
+    def step(number):
+        u, s, vh = torch.linalg.svd(torch.rand(ROWS, COLUMNS))
+        modes = u[:, :4] * s[:4]
+        return (modes @ vh[:4]).sum().item()
+
+    return step
+
+
+def of_wide_ones():
+    def step(number):
+        snapshots = torch.rand(2, COLUMNS, ROWS // 2)
+        _, _, axes = torch.linalg.svd(snapshots)
+        return axes[0, :4].sum().item()
+
+    return step
+
+
+def looks_alike():
+    """The rest of the square factor spans the null space, which is what is wanted."""
+
+    def step(number):
+        u, s, vh = torch.linalg.svd(torch.rand(ROWS, COLUMNS))
+        return u[:, len(s) :].square().sum().item() + vh[:4].sum().item()
+
+    return step
+
+
+def thin():
+    def step(number):
+        u, s, vh = torch.linalg.svd(torch.rand(ROWS, COLUMNS), full_matrices=False)
+        return (u[:, :4] * s[:4] @ vh[:4]).sum().item()
+
+    return step
+
+
+def factors(program, path):
+    return [one for one in findings_of(program, path) if one.rule == "full-factor"]
+
+
+def test_the_factor_is_found_and_what_a_thin_one_saves(tmp_path):
+    (found,) = factors(fires, tmp_path / "r.json")
+    (first,) = found.remedies
+    assert (found.minor, found.bytes) == (False, ROWS * ROWS * 4)
+    assert first.saves_bytes == (ROWS - COLUMNS) * ROWS * 4
+    assert (first.fix, first.code) == ("thin_factors", found.site.code)
+
+
+def test_nothing_reads_the_other_factors(tmp_path):
+    (found,) = factors(of_wide_ones, tmp_path / "r.json")
+    assert found.bytes == 2 * (ROWS // 2) ** 2 * 4
+    assert found.site.code == "_, _, axes = torch.linalg.svd(snapshots)"
+
+
+@pytest.mark.parametrize("program", [looks_alike, thin])
+def test_factors_that_are_needed_are_left_alone(program, tmp_path):
+    assert not factors(program, tmp_path / "r.json")
