@@ -23,6 +23,11 @@ tuple is made when all items are there.
 """
 
 _CALL: Callable[..., Any] = type(len).__call__
+_HASH: Callable[..., int] = object.__hash__
+"""An object's address, turned by `_TURN` bits (``_Py_HashPointer``). ``id`` is an audited event:
+where a library has a hook for those, as ``filelock`` does, it runs Python, and takes ten times as
+long."""
+_TURN, _BITS = 4, sys.hash_info.width
 
 
 class Omitted:
@@ -39,9 +44,26 @@ class TrackedObjects(NamedTuple):
 
     objects: list[Any]
     """In the collector's order; an `Omitted` stands for each tuple that is left out."""
-    omitted_ids: list[int]
-    """The addresses of the tuples that are left out: there was a single reference to each. Nothing
-    here keeps them alive."""
+    omitted_hashes: list[int]
+    """Of the tuples that are left out: there was a single reference to each, and nothing here keeps
+    them alive."""
+
+    @property
+    def omitted_ids(self) -> list[int]:
+        """Their addresses."""
+        return list(map(_address_of, self.omitted_hashes))
+
+
+def _hash_of(address: int) -> int:
+    """What `_HASH` gives for an object at an address."""
+    turned = address >> _TURN | (address & ((1 << _TURN) - 1)) << (_BITS - _TURN)
+    return turned - (turned >> (_BITS - 1) << _BITS)
+
+
+def _address_of(hashed: int) -> int:
+    """The address of an object of which `_HASH` gives that."""
+    turned = hashed & ((1 << _BITS) - 1)
+    return (turned << _TURN | turned >> (_BITS - _TURN)) & ((1 << _BITS) - 1)
 
 
 def tracked_objects(*generation: int, wanted_ids: frozenset[int] = frozenset()) -> TrackedObjects:
@@ -53,11 +75,12 @@ def tracked_objects(*generation: int, wanted_ids: frozenset[int] = frozenset()) 
     if not (LISTS_UNFINISHED_TUPLES and _another_thread_runs()):
         return TrackedObjects(gc.get_objects(*generation), [])
     lists: list[list[Any]] = []
-    omitted_ids: list[int] = []
+    omitted_hashes: list[int] = []
     try:
         # One call of C, from the listing until the tuples are left out: no thread runs in between.
-        any(starmap(_CALL, _steps(generation, lists, omitted_ids, wanted_ids)))
-        return TrackedObjects(lists[0], omitted_ids)
+        wanted = frozenset(map(_hash_of, wanted_ids))
+        any(starmap(_CALL, _steps(generation, lists, omitted_hashes, wanted)))
+        return TrackedObjects(lists[0], omitted_hashes)
     finally:
         lists.clear()  # it is among the objects of the list in it
 
@@ -77,8 +100,8 @@ def _another_thread_runs() -> bool:
 def _steps(
     generation: tuple[int, ...],
     lists: list[list[Any]],
-    omitted_ids: list[int],
-    wanted_ids: frozenset[int],
+    omitted_hashes: list[int],
+    wanted: frozenset[int],
 ) -> list[tuple[Any, ...]]:
     """Calls to be made one after the other, of which each returns None.
 
@@ -86,22 +109,26 @@ def _steps(
     """
     tuple_rows: list[int] = []
     single_rows: list[int] = []
-    omitted_rows: list[int] = []
+    omitted_rows: list[int] = single_rows if not wanted else []
     listed = map(operator.itemgetter(0), repeat(lists))  # again and again: the list
     types = map(type, chain.from_iterable(lists))
     references = map(sys.getrefcount, map(operator.getitem, listed, tuple_rows))
-    ids = map(id, map(operator.getitem, listed, single_rows))
-    are_unwanted = map(operator.not_, map(wanted_ids.__contains__, ids))
+    single = map(_HASH, map(operator.getitem, listed, single_rows))
     omitted = map(operator.getitem, listed, omitted_rows)
-    return [
+    steps: list[tuple[Any, ...]] = [
         (lists.extend, starmap(gc.get_objects, [generation])),
         (tuple_rows.extend, compress(count(), map(operator.is_, types, repeat(tuple)))),
         (
             single_rows.extend,
             compress(tuple_rows, map(operator.le, references, repeat(_SINGLE_REFERENCE))),
         ),
-        (omitted_rows.extend, compress(single_rows, are_unwanted)),
-        (omitted_ids.extend, map(id, omitted)),
+    ]
+    if wanted:
+        are_unwanted = map(operator.not_, map(wanted.__contains__, single))
+        steps.append((omitted_rows.extend, compress(single_rows, are_unwanted)))
+    return [
+        *steps,
+        (omitted_hashes.extend, map(_HASH, omitted)),
         (
             deque[None](maxlen=0).extend,
             map(operator.setitem, listed, omitted_rows, repeat(_OMITTED)),

@@ -126,7 +126,9 @@ class Search:
         lasting = [*module_roots(user=True), *outermost]
         inner = [root for root in users if all(root is not one for one in outermost)]
         running = [root for root in frames if not root.user]
-        self.heap = Heap(*tracked_objects(), self.deadline)
+        listed = tracked_objects()
+        self.heap = Heap(listed.objects, listed.omitted_ids, self.deadline)
+        del listed  # the heap alone keeps the list
         self._leave_out([*lasting, *inner, *running])
         self._find_tensors()
         self._parents: dict[int, tuple[object, int]] = {}

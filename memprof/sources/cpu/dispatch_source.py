@@ -384,7 +384,7 @@ class CpuSource:
 
     def _start(self) -> None:
         self._thread = threading.get_ident()
-        self._loop_watch.keeps_frames = True
+        self._loop_watch.keeps_frames = self._loop_watch.sees_operators = True
         self._loop_watch.watch_modules()
         self._loop_watch.listeners.append(self)
         self._loop_watch.compilations.append(self.compilation_began)
@@ -417,7 +417,7 @@ class CpuSource:
         self._loop_watch.listeners.remove(self)
         self._loop_watch.compilations.remove(self.compilation_began)
         self._loop_watch.unwatch_modules()
-        self._loop_watch.keeps_frames = False
+        self._loop_watch.keeps_frames = self._loop_watch.sees_operators = False
 
     @passes_on
     def _dispatch(self, *, own: bool = True) -> Any:

@@ -17,6 +17,7 @@ from memprof.cpython.thread_clock import READING_NS, thread_ns
 from memprof.sources.autograd import any_was_made
 from memprof.sources.cpu.dispatch_mode import pop_left, skip_in_dynamo
 from memprof.sources.guarded_access import GuardedAccess
+from memprof.sources.loop.backward_passes import BackwardPasses
 from memprof.sources.loop.call_places import CallPlaces
 from memprof.sources.loop.existing_objects import existing_objects
 from memprof.sources.loop.module_hooks import ModuleHooks
@@ -131,6 +132,11 @@ class LoopWatch:
         """Called when a module's call has begun, with the thread's `place`: the call."""
         self.on_exit: list[Callable[[ThreadPosition, Any], None]] = []
         """Called when a module's call has ended, with the `place` and what the call returns."""
+        self.sees_operators = False
+        """Whether each operator asks for its place, and so tells of backward passes by itself."""
+        self._backward_passes = BackwardPasses(
+            partial(self._guard, self._pass_began), partial(self._guard, self._pass_ended)
+        )
         self.keeps_frames = False
         """Whether places are to know their frames, by which stacks are captured faster."""
         self.compilations: list[Callable[[], None]] = []
@@ -439,6 +445,18 @@ class LoopWatch:
             self._guard(self._steps.backward_ended, thread.passed_at, in_optimizer=in_optimizer)
             self._tell(lambda one: one.backward_ended())
 
+    def _pass_began(self) -> None:
+        """The calling thread calls autograd's engine, within another pass perhaps."""
+        thread = self._threads.state
+        if not self.sees_operators and not thread.backward and self._graph_task() == NO_TASK:
+            self._cross(thread)
+
+    def _pass_ended(self) -> None:
+        thread = self._threads.state
+        if not self.sees_operators and thread.backward and self._graph_task() == NO_TASK:
+            self._cross(thread)
+            self._steps.end_without_call()  # nothing sees the next operator run
+
     def _tell(self, tell: Callable[[Listener], None]) -> None:
         """Each listener by itself: what one of them raises keeps it from nobody else."""
         for listener in tuple(self.listeners):
@@ -467,7 +485,7 @@ class LoopWatch:
         self._graph_task = graph_task or (lambda: NO_TASK)
         self._current_node = (sequence and current_node) or (lambda: None)
         self._sequence = sequence or (lambda: 0)
-        self._engine = engine_codes(torch)
+        self._engine = (*engine_codes(torch), self._backward_passes.code)
         if missing:
             self._failure = f"torch {torch.__version__} does not tell {' nor '.join(missing)}"
 
@@ -484,8 +502,10 @@ class LoopWatch:
             self._parallel.clear()
             self._is_hooked = True
             self._module_hooks.add()
+            self._backward_passes.open()
         elif not is_needed and self._is_hooked:
             self._module_hooks.remove()
+            self._backward_passes.close()
             self._is_hooked = False
 
     def _gives_up(self) -> bool:

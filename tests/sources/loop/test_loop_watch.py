@@ -142,6 +142,8 @@ def test_where_no_optimizer_runs_the_outermost_call_ends_a_step(watched):
 
 
 def test_accumulated_micro_batches_are_one_step(watched):
+    merged = []
+    watched.loop_watch.on_guess = lambda guess, is_one: merged.append((guess, is_one))
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(3):
@@ -149,7 +151,30 @@ def test_accumulated_micro_batches_are_one_step(watched):
             model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
     watched.loop_watch.close()
-    assert watched.ended == [0, 1, 2]
+    # Each of the first four passes ended one, until the optimizer told that they are one.
+    assert watched.ended == [0, 1, 2, 3, 4, 5]
+    ((guess, is_one),) = merged
+    assert (guess.first, guess.last, is_one) == (0, 3, True)
+
+
+def test_passes_that_no_module_call_leads_to_end_a_step_each(watched):
+    weight = torch.ones(2, requires_grad=True)
+    for number in range(4):
+        assert watched.loop_watch.step == number
+        (weight * 3).sum().backward()
+        assert watched.label.phase is Phase.OTHER
+    watched.loop_watch.close()
+    assert watched.ended == [0, 1, 2, 3]
+
+
+def test_passes_for_gradients_of_an_input_end_a_step_each(watched):
+    model = nn.Linear(2, 2).eval().requires_grad_(False)
+    patch = torch.ones(1, 2, requires_grad=True)
+    for _ in range(4):
+        loss = sum(model(patch).sum() for _ in range(3))
+        torch.autograd.grad(loss, patch)
+    watched.loop_watch.close()
+    assert watched.ended == [0, 1, 2, 3, 4, 5, 6]  # until it was seen, each call ended one
 
 
 def test_a_step_that_a_gradient_scaler_leaves_out_ends_all_the_same(watched):
@@ -326,7 +351,7 @@ def test_calls_that_go_on_with_the_state_of_the_last_one_end_no_step(watched, by
         state = cell(x, hx=state) if by_name else cell(x, state)
     state.sum().backward()
     watched.loop_watch.close()
-    assert watched.ended == []
+    assert watched.ended == [0]  # by the backward pass
 
 
 def test_calls_in_training_mode_that_nobody_differentiates_end_a_step_each(watched):
