@@ -50,6 +50,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "checkpoint": "Recompute activations in the backward pass: activation checkpointing.",
         "class_indices": "Give the indices of classes, not a one-hot table.",
         "einsum": "Let a product of matrices, or `torch.einsum`, add up what it multiplies.",
+        "sparse_adjacency": "Give a graph layer its edges as a sparse matrix: `ToSparseTensor`.",
         "cdist": "Let `torch.cdist` compute distances: it makes no differences.",
         "chunk": "Work through the large tensor in parts.",
         "divide_batch": "Have the library work on the parts of a batch one after the other.",

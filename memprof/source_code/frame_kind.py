@@ -20,6 +20,8 @@ _OWN = re.compile(
     r"/memprof/(?:(?:record|dry_run|sources|referrers|cpython|testing|holding)/(?:\w+/)*\w+"
     r"|launch|tracker|autostart|sampler)\.py$|/memprof_cli/"
 )
+_WRITTEN = re.compile(r"/torch_geometric\.[\w.]+\.py$")
+"""What PyG writes for each layer into a temporary folder (``torch_geometric/template.py``)."""
 _NATIVE_FILE = re.compile(r"\.(?:cpp|cc|cxx|c|cu|cuh|h|hpp|inc|S|o|so[.\d]*)$")
 _HIDDEN = ("<frozen ", "<__array_function__")
 _MOST_ENTRIES = 10_000
@@ -61,9 +63,13 @@ def frame_kind(filename: str) -> FrameKind:
 def is_installed(path: str) -> bool:
     """Whether an installer put the file there, in a folder of any name (``pip install --target``).
 
+    So counts what an installed library wrote since.
+
     Told by its list of files beside the package, as far as that lies on this machine. ``path`` has
     slashes, on any machine.
     """
+    if _WRITTEN.search(path):
+        return True
     folder, _, name = path.rpartition("/")
     while folder:
         lists = _lists_in(folder)

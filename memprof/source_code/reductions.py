@@ -92,8 +92,9 @@ def reductions_of(place: Place, value: ast.expr) -> list[ast.Call | None]:
     None stands for each read of another kind, and for what it is not known of.
     """
     targets = bound_names(place.statement)
-    if not isinstance(place.statement, ast.Assign) or place.statement.value is not value:
-        return [_reducing(value, nodes_around(place.statement, value))]
+    around = nodes_around(place.statement, value)
+    if not isinstance(place.statement, ast.Assign) or not _is_bound(value, around):
+        return [_reducing(value, around)]
     if len(targets) == 1 and isinstance(targets[0], ast.Name):
         return list(_reductions_of(place, targets[0].id))
     return [None]
@@ -108,29 +109,65 @@ def _reductions_of(place: Place, name: str) -> Iterator[ast.Call | None]:
             yield _reducing(load, around)
 
 
+def _is_bound(node: ast.AST, around: list[ast.AST]) -> bool:
+    """Whether an assignment binds a value, or what is computed of it value by value."""
+    waiting = [*around]
+    while len(waiting) > 1:
+        call = _computing(node, waiting)
+        if call is None:
+            return False
+        node = call
+    return True
+
+
 def _reducing(node: ast.AST, around: list[ast.AST]) -> ast.Call | None:
     """The call that reduces a value, after nothing but what is done value by value."""
     waiting = [*around]
     while waiting:
-        parent = waiting.pop()
-        if isinstance(parent, (ast.BinOp, ast.UnaryOp)):
-            is_product = isinstance(getattr(parent, "op", None), ast.MatMult)
-            if is_product:
-                return None
-            node = parent
-            continue
-        call = waiting.pop() if isinstance(parent, ast.Attribute) and waiting else parent
-        if not isinstance(call, ast.Call):
+        parents = [*waiting]
+        computing = _computing(node, waiting)
+        if computing is None:
+            call = _called_with(node, parents)
+            name = called_name(call) if call is not None else ""
+            is_read = call is not None and _operand(call) is node
+            if name in _LOSSES or (is_read and (name in _PICKING or _picks_one(call))):
+                return call
             return None
-        if call.func is not parent and not any(one is node for one in call.args):
-            return None
-        name = called_name(call)
-        if name in _LOSSES or (name in _PICKING and _operand(call) is node):
-            return call
-        if name not in _ELEMENTWISE or _operand(call) is not node:
-            return None
-        node = call
+        node = computing
     return None
+
+
+def _computing(node: ast.AST, waiting: list[ast.AST]) -> ast.expr | None:
+    """What the innermost of the nodes around a value computes value by value; takes it off them."""
+    parent = waiting.pop()
+    if isinstance(parent, (ast.BinOp, ast.UnaryOp)):
+        return None if isinstance(getattr(parent, "op", None), ast.MatMult) else parent
+    call = _called_with(node, [*waiting, parent])
+    if call is None or called_name(call) not in _ELEMENTWISE or _operand(call) is not node:
+        return None
+    if call is not parent:
+        waiting.pop()
+    return call
+
+
+def _called_with(node: ast.AST, around: list[ast.AST]) -> ast.Call | None:
+    """The call of a value's method, or with it as an argument."""
+    parent = around[-1]
+    call = around[-2] if isinstance(parent, ast.Attribute) and len(around) > 1 else parent
+    if not isinstance(call, ast.Call):
+        return None
+    return call if call.func is parent or any(one is node for one in call.args) else None
+
+
+def _picks_one(call: ast.Call | None) -> bool:
+    """Whether a call takes one value of each row: ``x.gather(-1, index.unsqueeze(-1))``."""
+    if call is None or called_name(call) != "gather":
+        return False
+    index = call.args[-1] if call.args else None
+    if isinstance(index, ast.Subscript):
+        entries = index.slice.elts if isinstance(index.slice, ast.Tuple) else [index.slice]
+        return isinstance(entries[-1], ast.Constant) and entries[-1].value is None
+    return isinstance(index, ast.Call) and called_name(index) == "unsqueeze"
 
 
 def _operand(call: ast.Call) -> ast.expr | None:

@@ -54,6 +54,19 @@ def by_part():
     return step
 
 
+def by_one_of_each_row():
+    """Of the probabilities of all tokens those are read that were drawn."""
+
+    @torch.no_grad()
+    def step(number):
+        kept = [torch.rand(ROWS, CLASSES) for _ in range(PASSES)]
+        drawn = torch.randint(CLASSES, (ROWS, PASSES))
+        log_probs = torch.stack(kept, dim=1).log_softmax(dim=-1)
+        return log_probs.gather(-1, drawn.unsqueeze(-1)).squeeze(-1).sum().item()
+
+    return step
+
+
 def by_a_loss():
     """Logits and targets are joined for one number."""
 
@@ -101,6 +114,11 @@ def handed_back():
     [
         (fires, "`samples.mean(0)` and `samples.var(0)` are", "running_total"),
         (by_part, "`probabilities.argmax(dim=1)` is", "reduce_predictions"),
+        (
+            by_one_of_each_row,
+            "`log_probs.gather(-1, drawn.unsqueeze(-1))` is",
+            "reduce_predictions",
+        ),
     ],
 )
 def test_what_is_read_decides_how_to_spare_them(program, read, fix, tmp_path):

@@ -15,6 +15,8 @@ from memprof.source_code.frame_kind import FrameKind, frame_kind
         ("/x/site-packages/timm/models/vit.py", FrameKind.LIBRARY),
         ("C:\\x\\Lib\\site-packages\\torch\\nn\\modules\\module.py", FrameKind.TORCH),
         ("/usr/lib/python3.11/threading.py", FrameKind.STDLIB),
+        ("/tmp/torch_geometric.nn.conv.gcn_conv_GCNConv_propagate_ab.py", FrameKind.LIBRARY),
+        ("/home/me/train.v2_final.py", FrameKind.USER),
         ("", FrameKind.NATIVE),
     ],
 )

@@ -64,6 +64,7 @@ class Largest(WasteRule[Large]):
         "large-evaluation",
         "dense-embedding-gradient",
         "diagonal-matrix",
+        "edge-messages",
         "full-factor",
         "log-of-softmax",
         "partly-read",

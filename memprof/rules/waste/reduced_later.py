@@ -10,6 +10,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.joined_tensors import FEWEST_PARTS, all_joined, joined_at_peak, parts_of
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import place_of
 from memprof.source_code.reductions import Reduced, Reduction, reduction_of
 from memprof.units import format_bytes
@@ -26,6 +27,8 @@ class ReducedLater(Match):
     reduction: Reduction | None = None
     remains: float = 0.0
     """Share of the bytes that the reduced parts take."""
+    of_library: bool = False
+    """A library makes the parts, and keeps them as it likes."""
 
 
 class ReducedLaterResults(WasteRule[ReducedLater]):
@@ -47,14 +50,16 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
             if reduction is None or len(parts) < FEWEST_PARTS:
                 continue
             results, every = all_joined(window, row)
+            of_library = _is_of_library(window, int(parts[0]))
             there = np.append(parts[window.at_peak[parts]], row)
             nbytes = int(lives.size[there].sum())
             yield ReducedLater(
                 row=row,
                 rows=there,
                 nbytes=nbytes,
-                saving=_saving(window, results, every),
+                saving=_saving(window, results, every[:0] if of_library else every),
                 reduction=reduction,
+                of_library=of_library,
                 remains=_reduced_bytes(window, row, reduction) / nbytes,
             )
             return
@@ -71,9 +76,10 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
         assert match.reduction is not None
         read, nbytes = _what_is_read(match.reduction), format_bytes(match.nbytes)
         if match.reduction.along is Reduced.EACH_PART:
+            take = "one after the other" if match.of_library else "before it is kept"
             why = (
                 f"{nbytes} are collected, and then only {read} read, which each result gives "
-                "by itself: take that before it is kept."
+                f"by itself: take that {take}."
             )
             yield Advice("reduce_predictions", why, case.site, remains=match.remains)
             return
@@ -84,6 +90,12 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
         yield Advice("running_total", why, case.site)
 
 
+def _is_of_library(window: Window, row: int) -> bool:
+    """Whether a library that the program calls made a tensor, and so keeps it as it likes."""
+    kinds = (frame_kind(frame.filename) for frame in window.stack(row))
+    return next((kind for kind in kinds if kind is not FrameKind.TORCH), None) is FrameKind.LIBRARY
+
+
 def _what_is_read(reduction: Reduction) -> str:
     """The reductions with their verb: ``x.mean(0)` and `x.var(0)` are``."""
     texts = [f"`{text}`" for text in reduction.texts]
@@ -91,9 +103,12 @@ def _what_is_read(reduction: Reduction) -> str:
 
 
 def _saving(window: Window, results: Ints, parts: Ints) -> Saving:
-    """The peak with no joined tensor, and with one part at a time."""
+    """The peak with no joined tensor, nothing that its line makes of it, and one part at a time."""
     lives = window.lives
-    whole = window.whole(np.unique(results))
+    joined = np.unique(results)
+    of_line = (window.site == window.site[joined[0]]) & (lives.alloc > lives.alloc[joined[0]])
+    of_line &= lives.requested == lives.requested[joined[0]]
+    whole = window.whole(np.union1d(joined, np.flatnonzero(of_line)))
     short = window.ended_at(parts, lives.alloc[parts] + 1)
     cuts = Cuts(
         np.concatenate([whole.rows, short.rows]),
