@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memprof.records import Site
+from memprof.chain_description import keeper
+from memprof.records import Finding, Holder, Site
 from memprof.rules.between_windows import stackless_group
 from memprof.rules.finding import Kind, RuleFinding
 from memprof.rules.growth_findings import filling
@@ -60,6 +61,10 @@ class UnexplainedGrowth:
     """Most of those were made between windows: they are as large as what the line makes."""
     bare_bytes: int
     """Of what stayed, bytes that have no stack."""
+    holder: Holder | None
+    """Who held, as the job was searched last, what grew until then; None where nothing did."""
+    searched_step: int
+    """The step of that search; -1 without one."""
     by_allocator: bool
     """Torch's allocator was watched itself: what threads of Python ask it for has a stack."""
 
@@ -90,6 +95,11 @@ class UnexplainedGrowth:
             return (
                 f"{format_bytes(self.site_bytes)} of what stayed {how_allocated} at {place}: "
                 "`memprof.holders(tensor)` there says who holds one"
+            )
+        if self.holder is not None:
+            return (
+                f"when the job was searched last, in step {self.searched_step}, "
+                f"{keeper(self.holder.links)} had what grew: look there first"
             )
         return "memprof.step() at the end of each iteration, and more of them, would show the line"
 
@@ -134,6 +144,7 @@ def _of_device(
     if _accumulated(examination, findings, int(numbers[low])) >= _EXPLAINED * total:
         return None
     site, site_bytes, is_by_size, bare = _makers(examination, total - explained)
+    searched = _last_search(run, device)
     return UnexplainedGrowth(
         device=device.device,
         bytes=total,
@@ -145,8 +156,23 @@ def _of_device(
         site_bytes=site_bytes,
         is_by_size=is_by_size,
         bare_bytes=bare,
+        holder=searched.holders[0] if searched is not None else None,
+        searched_step=searched.step if searched is not None else -1,
         by_allocator=device.info.recorder == "allocator",
     )
+
+
+def _last_search(run: Run, device: DeviceRun) -> Finding | None:
+    """What the job's last search for something that grew came upon."""
+    found = [
+        one
+        for one in run.findings
+        if one.finding == "holders"
+        and one.device == device.device
+        and one.details.get("reason") == "growth"
+        and one.holders
+    ]
+    return found[-1] if found else None
 
 
 def _by_step(numbers: Ints, least: Ints, low: int) -> Ints:

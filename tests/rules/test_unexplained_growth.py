@@ -99,6 +99,25 @@ def test_what_settles_falls_or_is_small_is_no_growth(tmp_path, size_after):
     assert done.exit_code == 0
 
 
+def test_who_had_what_grew_when_the_job_was_searched_last_is_told(tmp_path):
+    run = load(recording(tmp_path, growing))
+    links = (Link(LinkKind.LOCAL, "sessions", "reply"), Link(LinkKind.ITEM, "'b'", "dict", length=4))
+    searches = [
+        Finding(
+            finding="holders",
+            device="cpu",
+            step=step,
+            holders=[Holder(links=links)],
+            details={"reason": reason},
+        )
+        for step, reason in ((7, "growth"), (11, "growth"), (15, "resident"))
+    ]
+    told = unexplained_growth(examine(replace(run, findings=tuple(searches))), ())
+    assert (told.searched_step, told.holder.links) == (11, links)
+    assert told.way_on.startswith("when the job was searched last, in step 11, dict `sessions`")
+    assert told.way_on.endswith("had what grew: look there first")
+
+
 def test_bytes_without_a_stack_are_said_to_have_none(tmp_path):
     source = tmp_path / "train.py"
     source.write_text("def main():\n    pass\n")
