@@ -101,7 +101,10 @@ def test_what_settles_falls_or_is_small_is_no_growth(tmp_path, size_after):
 
 def test_who_had_what_grew_when_the_job_was_searched_last_is_told(tmp_path):
     run = load(recording(tmp_path, growing))
-    links = (Link(LinkKind.LOCAL, "sessions", "reply"), Link(LinkKind.ITEM, "'b'", "dict", length=4))
+    links = (
+        Link(LinkKind.LOCAL, "sessions", "reply"),
+        Link(LinkKind.ITEM, "'b'", "dict", length=4),
+    )
     searches = [
         Finding(
             finding="holders",
