@@ -93,15 +93,23 @@ def filled_registry(case: Case) -> FilledContainer | None:
     holder = case.holder(LinkKind.CLASS_ATTRIBUTE)
     if holder is None or LinkKind.LRU_CACHE in case.links:
         return None
-    names = {link.name for link in holder.links if link.kind == LinkKind.CLASS_ATTRIBUTE}
+    links = [link for link in holder.links if link.kind == LinkKind.CLASS_ATTRIBUTE]
+    names = {link.name for link in links}
+    classes = {link.type_name.rpartition(".")[2] for link in links}
+    by_name: FilledContainer | None = None
     for program in case.programs:
         for node in ast.walk(program.tree):
             if isinstance(node, (ast.Expr, ast.Assign)):
                 place = program.place(node)
                 filling = growing(place)
-                if place is not None and filling and last_name(filling.container) in names:
-                    return FilledContainer(holder, place, filling)
-    return None
+                if place is None or not filling or last_name(filling.container) not in names:
+                    continue
+                filled = FilledContainer(holder, place, filling)
+                owner = place.class_.name if place.class_ is not None else ""
+                if {owner, filling.container.split(".", maxsplit=1)[0]} & classes:
+                    return filled
+                by_name = by_name or filled  # by a subclass, or a variable
+    return by_name
 
 
 def is_kept_short(holder: Holder) -> bool:

@@ -23,6 +23,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "freeze_params": "`requires_grad_(False)` for what no optimizer trains.",
         "del_ref": "Drop the last name that holds it: `del x`, or `self.x = None`.",
         "clear_container": "Empty the container when its contents have been used.",
+        "own_container": "Make the container in `__init__`, or in the function: one for each.",
         "bound_cache": "Give the cache a largest size.",
         "bound_queue": "Give the queue a largest size, so that what fills it has to wait.",
         "weakref": "Refer to objects weakly, so that what refers to them does not keep them.",

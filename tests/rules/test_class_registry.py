@@ -57,3 +57,44 @@ def test_objects_are_to_be_registered_weakly(tmp_path):
         "everyone = set()  # noqa: RUF012 - shared on purpose",
     )
     assert "+        everyone = weakref.WeakSet()" in first.patch
+
+
+def by_every_meter():
+    class Meter:
+        history = []  # noqa: RUF012 - the mistake
+
+        def update(self, value):
+            self.history.append(value)
+
+    def step(number):
+        Meter().update(torch.ones(WIDTH, WIDTH))
+
+    return step
+
+
+def by_the_class():
+    class Gauge:
+        history = []  # noqa: RUF012 - shared on purpose
+
+        def update(self, value):
+            Gauge.history.append(value)
+
+    def step(number):
+        Gauge().update(torch.ones(WIDTH, WIDTH))
+
+    return step
+
+
+def test_what_methods_fill_through_self_is_to_be_each_objects_own(tmp_path):
+    (found,) = findings_of(by_every_meter, tmp_path / "run.json")
+    first, second, *_ = found.remedies
+    assert (found.rule, first.fix) == ("class-registry", "own_container")
+    assert first.code == "history = []  # noqa: RUF012 - the mistake"
+    assert (second.fix, second.code) == ("clear_container", "self.history.append(value)")
+    assert found.bytes_per_step == WIDTH * WIDTH * 4
+
+
+def test_what_is_filled_by_the_name_of_the_class_is_meant_for_all(tmp_path):
+    (found,) = findings_of(by_the_class, tmp_path / "run.json")
+    (first, *_) = found.remedies
+    assert (first.fix, first.code) == ("clear_container", "Gauge.history.append(value)")

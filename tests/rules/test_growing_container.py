@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+
 import torch
 
 import memprof
@@ -37,6 +39,39 @@ def test_it_is_to_be_emptied_or_to_hold_its_items_on_the_host(tmp_path):
     assert found.bytes_per_step == WIDTH * WIDTH * 4
     assert [one.fix for one in found.remedies] == ["clear_container", "cpu_offload", "del_ref"]
     assert {one.code for one in found.remedies} == {"outputs.append(torch.zeros(WIDTH, WIDTH))"}
+
+
+def by_default():
+    def collect(value, seen=[]):  # noqa: B006 - the mistake
+        seen.append(value)
+        return len(seen)
+
+    def step(number):
+        collect(torch.zeros(WIDTH, WIDTH))
+
+    return step
+
+
+def hardest():
+    heap = []
+
+    def step(number):
+        heapq.heappush(heap, (-number, torch.zeros(WIDTH, WIDTH)))
+
+    return step
+
+
+def test_a_default_argument_is_to_be_made_in_the_function(tmp_path):
+    (found,) = findings_of(by_default, tmp_path / "run.json")
+    fixes = [one.fix for one in found.remedies]
+    assert fixes[:2] == ["own_container", "clear_container"]
+    assert found.remedies[0].code == "seen.append(value)"
+
+
+def test_a_heap_is_to_hold_the_first_few(tmp_path):
+    (found,) = findings_of(hardest, tmp_path / "run.json")
+    assert found.remedies[0].fix == "clear_container"
+    assert "`heapq.heappushpop` once there are enough" in found.remedies[0].why
 
 
 def collected_results():

@@ -38,7 +38,7 @@ class ClassRegistry(GrowthRule[Registry]):
 
     name = "class-registry"
     summary = "a class keeps every object that was registered with it"
-    fixes = ("weakref", "clear_container")
+    fixes = ("weakref", "own_container", "clear_container")
     precedes = ("kept-graph",)
     yields_to = ("unbounded-dict",)
 
@@ -53,19 +53,31 @@ class ClassRegistry(GrowthRule[Registry]):
 
     def advice(self, cause: Registry, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the registry says all
         """Register objects weakly; or take them out again."""
-        of_class = says(cause.holder)
+        of_class, take = says(cause.holder), "Take"
         cache = cause.filled is not None and is_cache(cause.filled)
         if cause.of_objects and not cache:  # else nothing but the registry may hold the tensors
+            take = "Or take"
             yield Advice(
                 "weakref",
                 f"Every object that was registered lives as long as the class: {of_class}.",
                 cause.place,
                 patch=_weak(cause.place),
             )
+        filled = cause.filled
+        if filled is not None and not cause.of_objects and not cache:
+            name = filled.filling.container
+            if name.startswith("self."):  # whoever means the class's own writes its name
+                take = "Or take"
+                yield Advice(
+                    "own_container",
+                    f"`{name}` is one container for all objects of the class, and lives as long as "
+                    "the process: make it in `__init__`.",
+                    cause.place or filled.place,
+                )
         yield Advice(
             "clear_container",
-            f"Or take things out again: {of_class}.",
-            cause.filled.place if cause.filled is not None else cause.place,
+            f"{take} things out again: {of_class}.",
+            filled.place if filled is not None else cause.place,
             otherwise=True,
         )
 

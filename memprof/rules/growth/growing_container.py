@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case
 from memprof.rules.containers import FilledContainer, filled_container, has_fixed_keys, taken_at
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.rules.source_facts import handed_over
-from memprof.source_code.program import Place
+from memprof.source_code.program import Place, calls_in
 
 __all__ = ["RULE"]
 
@@ -33,7 +34,7 @@ class GrowingContainer(GrowthRule[GrownContainer]):
 
     name = "growing-container"
     summary = "a container is filled in every step and never emptied"
-    fixes = ("clear_container", "cpu_offload")
+    fixes = ("own_container", "clear_container", "cpu_offload")
     yields_to = (*EVERY_OTHER, "no-backward", "reference-cycle")
 
     def match(self, case: Case) -> GrownContainer | None:
@@ -47,6 +48,13 @@ class GrowingContainer(GrowthRule[GrownContainer]):
     def advice(self, cause: GrownContainer, case: Case) -> Iterator[Advice]:
         """Empty it; or keep its items on the host, where their graphs do not come along."""
         why, how = str(cause.container), "`.detach().cpu()`" if case.graph else "`.cpu()`"
+        if any(link.kind == LinkKind.DEFAULT_ARGUMENT for link in cause.container.holder.links):
+            yield Advice(
+                "own_container",
+                f"{why}: a default argument is one container for all calls. Let the default be "
+                "None, and make it in the function.",
+                cause.container.place,
+            )
         yield Advice("clear_container", f"{why}: {_release_text(cause)}.", cause.container.place)
         if case.of_model:
             return
@@ -71,6 +79,8 @@ def _release_text(cause: GrownContainer) -> str:
         return f"delete each part when it is done with (`del {name}[…]`), or fill one again"
     if cause.container.filling.keyed:
         return "take out what is not needed any more (`pop`): the oldest, or each when it was used"
+    if calls_in(cause.container.place.statement, "heappush"):
+        return "keep the first few: `heapq.heappushpop` once there are enough"
     return "empty it when it has been used, or keep the last few (`deque(maxlen=…)`)"
 
 

@@ -62,6 +62,8 @@ class QueueBacklog(RunRule[Backlog]):
     def matches(self, examination: Examination) -> Iterator[Backlog]:
         """The longest queue of each line that makes what waits in it at the peak."""
         for device in examination.devices:
+            if not device.windows:
+                continue
             of_holders = list(_held(examination, device))
             yield from of_holders
             yield from _drained(device, {match.site for match in of_holders})
