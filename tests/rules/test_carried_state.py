@@ -142,3 +142,34 @@ def test_a_state_that_two_statements_make_is_carried_on(bench, reset, read, hand
     assert [one.fix for one in carried] == (fixes if limit > 0 else [])
     assert {one.line for one in carried} <= {bench.line("state = tuple")}
     assert list(advice[: len(carried)]) == carried
+
+
+class Bank(nn.Module):
+    """A memory bank that is made longer in each forward pass, by parts without a graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Linear(64, 64)
+        self.bank = torch.zeros(16, 64)
+
+    def forward(self, x):
+        codes = self.encoder(x)
+        similar = codes @ self.bank[-16:].T
+        self.bank = torch.cat([self.bank, codes.detach()])
+        return similar.logsumexp(1).mean()
+
+
+def longer():
+    bank = Bank()
+
+    def step(number):
+        bank(torch.randn(16, 64)).backward()
+        bank.zero_grad()
+
+    return step
+
+
+def test_what_is_made_longer_by_detached_parts_carries_no_graph(tmp_path):
+    (found,) = (one for one in findings_of(longer, tmp_path / "run.json") if one.kind is Kind.LEAK)
+    assert (found.rule, found.remedies[0].fix) == ("grown-by-concatenation", "clear_container")
+    assert found.remedies[0].code == "self.bank = torch.cat([self.bank, codes.detach()])"

@@ -13,8 +13,9 @@ from memprof.rules.graph_lines import OF_ERRORS, of_many_steps, on_the_way, runn
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import growing, read_by_itself
 from memprof.source_code.patch import diff, wrapped
-from memprof.source_code.program import FUNCTIONS, Place, bound_names, calls_in
-from memprof.source_code.values import is_fresh_tensor
+from memprof.source_code.program import FUNCTIONS, Place, bound_names, calls_in, own_calls
+from memprof.source_code.values import has_no_graph, is_fresh_tensor
+from memprof.source_code.verbs import JOINING
 
 __all__ = ["RULE"]
 
@@ -55,7 +56,7 @@ class CarriedState(GrowthRule[StateUpdate]):
             StateUpdate(p, name, tuple(reads))
             for p in near
             for name, reads in read_by_itself(p)
-            if _outlives_call(p, name)
+            if _outlives_call(p, name) and not _joins_what_is_cut_off(p, name)
         )
         return next(states, None) or _by_other_names(near) or _of_any_loop(case)
 
@@ -70,6 +71,14 @@ class CarriedState(GrowthRule[StateUpdate]):
             cause.place,
             patch=patch,
         )
+
+
+def _joins_what_is_cut_off(place: Place, name: str) -> bool:
+    """Whether a statement makes a tensor longer by parts that have no graph: neither has it."""
+    joins = own_calls(place.statement, *JOINING)
+    joined = [getattr(call.args[0], "elts", []) for call in joins if call.args]
+    parts = [part for parts in joined for part in parts if ast.unparse(part) != name]
+    return bool(parts) and all(has_no_graph(place, part) for part in parts)
 
 
 def _falls_out(case: Case) -> bool:
