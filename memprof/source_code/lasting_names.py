@@ -38,17 +38,23 @@ def binding_of(stack: Sequence[Frame]) -> Binding | None:
     """The binding that keeps a tensor beyond the call that made it: a loop's variable, an item.
 
     ``stack`` is innermost first. Local names of a function die when it returns, so they count only
-    inside a loop, at the top of a file, or where a later line of the function hands them on.
+    inside a loop, at the top of a file, or where a later line of the function hands them on. Those
+    of a module's call do not count at all, unless it hands them on to an object.
     """
+    calls = [depth for depth, frame in enumerate(stack) if "_call_impl" in frame.name]
+    outermost_call = max(calls, default=-1)
     for depth, frame in enumerate(stack):
         place = place_of(frame)
         if place is None:
             continue
+        is_over = depth < outermost_call
         for target in bound_names(place.statement):
-            if isinstance(target, (ast.Attribute, ast.Subscript)) or _persists(place):
+            if isinstance(target, (ast.Attribute, ast.Subscript)):
+                return _binding(place, target, depth)
+            if _persists(place) and not is_over:
                 return _binding(place, target, depth)
             binding_place = handed_on(place, target.id) if isinstance(target, ast.Name) else None
-            if binding_place is not None:
+            if binding_place is not None and not (is_over and _is_to_variable(binding_place)):
                 targets = bound_names(binding_place.statement)
                 return _binding(binding_place, targets[0] if targets else target, depth)
     return None
@@ -89,6 +95,15 @@ def handed_on(place: Place, name: str) -> Place | None:
         if any(isinstance(t, ast.Name) and t.id == name for t in bound_names(statement)):
             return None
     return None
+
+
+def _is_to_variable(place: Place) -> bool:
+    """Whether a statement stores into what a plain variable has: ``maps.append(x)``."""
+    statement = place.statement
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return False
+    return isinstance(call.func.value, ast.Name)
 
 
 def _later(place: Place) -> Iterator[ast.stmt]:

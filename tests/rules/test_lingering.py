@@ -101,6 +101,39 @@ def test_the_result_of_the_last_pass_is_to_go_before_the_next_pass(tmp_path):
     assert found.remedies[0].saves_bytes == found.bytes
 
 
+class Pyramid(torch.nn.Module):
+    """It returns the maps of all its stages, which are locals of its own until then."""
+
+    def __init__(self):
+        super().__init__()
+        self.stages = torch.nn.ModuleList(
+            torch.nn.Conv1d(1 if at == 0 else 8, 8, 3, padding=1) for at in range(4)
+        )
+
+    def forward(self, x):
+        maps = []
+        for stage in self.stages:
+            x = stage(x).relu()
+            maps.append(x)
+        return maps
+
+
+def test_what_a_module_returns_is_kept_by_who_called_it(tmp_path):
+    pyramid = Pyramid()
+    with (
+        memprof.track(tmp_path / "r.json", sources=["cpu"], allowance_s=60),
+        torch.inference_mode(),
+    ):
+        for _ in range(8):
+            maps = pyramid(torch.zeros(1, 1, WIDTH))
+            maps[-1].mean().item()
+    (found,) = (
+        one for one in findings(memprof.load(tmp_path / "r.json")) if one.rule == "lingering"
+    )
+    assert found.title.endswith("live on in `maps` until their replacement is there")
+    assert found.remedies[0].code == "maps = pyramid(torch.zeros(1, 1, WIDTH))"
+
+
 def two_names():
     """Two values that live on, of which each name keeps its own."""
     kept = SimpleNamespace(large=None, small=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from tests.rules.recorded import findings_of, names
 
@@ -39,6 +40,21 @@ def in_one_statement():
         return (x[:, :, None] * x[:, None]).sum(dim=0).amax().item()
 
     return step
+
+
+def cosines():
+    def step(number):
+        x = torch.rand(WIDTH, ROWS)
+        scores = F.cosine_similarity(x[:, None], x[None], dim=-1)
+        return scores.amax().item()
+
+    return step
+
+
+def test_cosines_of_all_pairs_are_such_products(tmp_path):
+    found = findings_of(cosines, tmp_path / "run.json")[0]
+    assert (found.rule, found.remedies[0].fix) == ("summed-products", "einsum")
+    assert found.bytes >= PRODUCTS
 
 
 def of_squares():

@@ -87,7 +87,9 @@ class LingeringValues(WasteRule[Lingering]):
             return
         target = match.binding.target if match.binding is not None else ""
         binding = _statement(match.binding, case)
-        place = (case.places[0] if case.places else None) or binding or case.site
+        # A variable is let go of where it is bound; what has an object, where that is filled.
+        variable = binding if target.isidentifier() else None
+        place = variable or (case.places[0] if case.places else None) or binding or case.site
         nbytes = format_bytes(match.nbytes)
         what = f"`{target}`" if target else says(next(iter(case.finding.holders), None))
         alias = alias_of(binding, target) if binding is not None and target else None

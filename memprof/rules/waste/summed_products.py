@@ -10,7 +10,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.large_tensor import large_tensor, made_by_its_statement
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Place, called_name
+from memprof.source_code.program import Place, called_name, calls_in
 from memprof.source_code.reductions import reductions_of
 from memprof.units import format_bytes
 from memprof.views.window import Window
@@ -48,7 +48,8 @@ class SummedProducts(WasteRule[Match]):
         """Have a product of matrices add them up, or go on in parts."""
         why = (
             f"Only sums are used of {format_bytes(match.nbytes)} of products: a product of "
-            "matrices (`a.T @ b`), or `torch.einsum`, adds them up as it makes them."
+            "matrices (`a.T @ b`; of normalized rows for cosines), or `torch.einsum`, adds them up "
+            "as it makes them."
         )
         yield Advice("einsum", why, case.site)
         yield Advice("chunk", "Or work through them in parts.", case.site)
@@ -67,7 +68,11 @@ def _is_only_summed(place: Place) -> bool:
             names = {called_name(call) if call is not None else "" for call in sums}
             if names and names <= _SUMS and all(map(_is_direct, sums)):
                 return True
-    return False
+    # It multiplies, and sums what it has multiplied, by itself.
+    similar = calls_in(place.statement, "cosine_similarity")
+    return any(
+        len(call.args) > 1 and all(map(_has_new_dimension, call.args[:2])) for call in similar
+    )
 
 
 def _is_direct(call: ast.Call | None) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from memprof.records import Finding, Holder, Site
+from memprof.records import Finding, Holder
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
 from memprof.rules.queues import (
@@ -64,9 +64,8 @@ class QueueBacklog(RunRule[Backlog]):
         for device in examination.devices:
             if not device.windows:
                 continue
-            of_holders = list(_held(examination, device))
-            yield from of_holders
-            yield from _drained(device, {match.site for match in of_holders})
+            queues = _queues_seen(examination, device)
+            yield from _held(device, queues) if queues else _drained(device)
 
     def title(self, match: Backlog) -> str:
         """Say how much waits, and where."""
@@ -85,8 +84,10 @@ class QueueBacklog(RunRule[Backlog]):
         yield bounded(match.name, match.items, place, match.saving)
 
 
-def _held(examination: Examination, device: DeviceExamination) -> Iterator[Backlog]:
-    """What searches of the job found in a queue, the longest that they saw of each line."""
+def _queues_seen(
+    examination: Examination, device: DeviceExamination
+) -> list[tuple[int, Finding, Holder, int]]:
+    """What searches of the job found in a queue: of each line the longest, and its length."""
     longest: dict[int, tuple[int, Finding, Holder, int]] = {}
     for finding in examination.run.findings:
         if finding.finding != "holders" or finding.device != device.name:
@@ -97,8 +98,15 @@ def _held(examination: Examination, device: DeviceExamination) -> Iterator[Backl
             previous = longest.get(finding.stack)
             if at is not None and (previous is None or length > previous[0]):
                 longest[finding.stack] = length, finding, holder, at
+    return list(longest.values())
+
+
+def _held(
+    device: DeviceExamination, queues: Iterable[tuple[int, Finding, Holder, int]]
+) -> Iterator[Backlog]:
+    """The queues that were long, with what their line has at the peak."""
     window = _window_of_peak(device)
-    for length, finding, holder, at in longest.values():
+    for length, finding, holder, at in queues:
         if length < _LEAST_ITEMS or finding.stack == EMPTY:
             continue
         if len(_rows_at_peak(window, finding.stack)) >= _LEAST_ITEMS:
@@ -107,7 +115,7 @@ def _held(examination: Examination, device: DeviceExamination) -> Iterator[Backl
             yield replace(match, holders=tuple(finding.holders), name=name, items=items)
 
 
-def _drained(device: DeviceExamination, known: set[Site]) -> Iterator[Backlog]:
+def _drained(device: DeviceExamination) -> Iterator[Backlog]:
     """What is put into the only queue of the program, and goes step by step when no more comes."""
     window = _window_of_peak(device)
     rows_there, number = np.unique(window.lives.stack[window.at_peak], return_counts=True)
@@ -125,8 +133,7 @@ def _drained(device: DeviceExamination, known: set[Site]) -> Iterator[Backlog]:
         if queue is not None:
             made_at, name = queue
             match = _match(device, window, stack, int(window.made_in[rows[0]]))
-            if match.site not in known:
-                yield replace(match, name=name, items=len(rows), made_at=made_at)
+            yield replace(match, name=name, items=len(rows), made_at=made_at)
 
 
 def _window_of_peak(device: DeviceExamination) -> Window:
