@@ -12,7 +12,15 @@ from typing import Any
 
 from memprof.cpython.signal_errors import guarded_errors
 
-__all__ = ["any_was_made", "grad_fn_of", "grad_fns_of", "gradient_of", "has_gradient", "is_leaf"]
+__all__ = [
+    "any_was_made",
+    "grad_fn_of",
+    "grad_fns_of",
+    "gradient_of",
+    "has_gradient",
+    "is_leaf",
+    "node_number",
+]
 
 _GRAD_FN = attrgetter("grad_fn")
 _DEEPEST = 3
@@ -33,6 +41,15 @@ def grad_fns_of(tensors: Sequence[Any]) -> list[Any]:
         return list(map(_GRAD_FN, tensors))
     except guarded_errors():  # one of them: each by itself then
         return list(map(grad_fn_of, tensors))
+
+
+def node_number(root: Any) -> int:
+    """The sequence number of what a backward pass begins at, by which a thread counts its nodes.
+
+    ``root`` is a tensor, or a `torch.autograd.graph.GradientEdge`. 0 where it has none.
+    """
+    node = getattr(root, "node", None) or grad_fn_of(root)
+    return int(node._sequence_nr()) if node is not None else 0
 
 
 def is_leaf(tensor: Any) -> bool:

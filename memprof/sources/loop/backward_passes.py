@@ -21,8 +21,11 @@ _NAME = "_engine_run_backward"
 class BackwardPasses:
     """Tells of every call of autograd's engine, in the thread that makes it, while it is open."""
 
-    def __init__(self, began: Callable[[], None], ended: Callable[[], None]) -> None:
-        """Neither of them may raise; ``ended`` is called too where the pass raises."""
+    def __init__(self, began: Callable[[Any], None], ended: Callable[[], None]) -> None:
+        """``began`` is given what the pass begins at: a tuple of tensors, mostly.
+
+        Neither of them may raise; ``ended`` is called too where the pass raises.
+        """
         self._began = began
         self._ended = ended
         self._real: Any = None
@@ -57,7 +60,7 @@ class BackwardPasses:
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             if self._real is None:  # closed since, and somebody's wrapper calls this one
                 return real(*args, **kwargs)
-            self._began()
+            self._began(args[0] if args else ())
             try:
                 return real(*args, **kwargs)
             finally:

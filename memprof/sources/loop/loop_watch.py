@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from memprof.cpython.frame_locals import frame_variables
 from memprof.cpython.signal_errors import guarded_errors
 from memprof.cpython.thread_clock import READING_NS, thread_ns
-from memprof.sources.autograd import any_was_made
+from memprof.sources.autograd import any_was_made, node_number
 from memprof.sources.cpu.dispatch_mode import pop_left, skip_in_dynamo
 from memprof.sources.guarded_access import GuardedAccess
 from memprof.sources.loop.backward_passes import BackwardPasses
@@ -445,17 +445,36 @@ class LoopWatch:
             self._guard(self._steps.backward_ended, thread.passed_at, in_optimizer=in_optimizer)
             self._tell(lambda one: one.backward_ended())
 
-    def _pass_began(self) -> None:
+    def _pass_began(self, roots: Any) -> None:
         """The calling thread calls autograd's engine, within another pass perhaps."""
         thread = self._threads.state
-        if not self.sees_operators and not thread.backward and self._graph_task() == NO_TASK:
-            self._cross(thread)
+        if self.sees_operators or thread.backward or self._graph_task() != NO_TASK:
+            return
+        newest = self._sequence() - 1
+        if newest > thread.newest_node and not self._steps.optimized:
+            # A graph was built since the last pass, and no optimizer has stepped for that one.
+            if thread.untold_pass and not self._steps.ends_with_passes:
+                self._steps.backward_ended(thread.untold_pass)
+            self._steps.end_without_call()
+        thread.newest_node, thread.untold_pass = newest, 0
+        # Where others were built after the one that is passed, they belong to the same iteration.
+        thread.passes_newest = any(node_number(root) >= newest for root in roots)
+        self._cross(thread)
 
     def _pass_ended(self) -> None:
+        """Nothing sees the next operator run: at first an optimizer may be what runs next."""
         thread = self._threads.state
-        if not self.sees_operators and thread.backward and self._graph_task() == NO_TASK:
-            self._cross(thread)
-            self._steps.end_without_call()  # nothing sees the next operator run
+        if self.sees_operators or not thread.backward or self._graph_task() != NO_TASK:
+            return
+        thread.backward = False
+        drop_ended(thread.optimizers)
+        if self._steps.ends_with_passes:
+            self._steps.backward_ended(thread.passed_at, in_optimizer=bool(thread.optimizers))
+            if thread.passes_newest:
+                self._steps.end_without_call()
+        elif not self._steps.optimized and not thread.optimizers:
+            thread.untold_pass = thread.passed_at
+        self._tell(lambda one: one.backward_ended())
 
     def _tell(self, tell: Callable[[Listener], None]) -> None:
         """Each listener by itself: what one of them raises keeps it from nobody else."""

@@ -126,6 +126,11 @@ class StepDetector:
         """Whether the last end was no mark's and no optimizer's."""
         return not self.explicit and (not self.optimized or self._guess is not None)
 
+    @property
+    def ends_with_passes(self) -> bool:
+        """Whether a backward pass is the surest sign so far."""
+        return self._sign is Sign.BACKWARD
+
     def optimizer_began(self) -> None:
         """An optimizer begins to step; its closure may call modules."""
         self.settle()

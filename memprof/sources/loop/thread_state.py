@@ -115,12 +115,15 @@ class ThreadState:
         "interruptions",
         "loop",
         "name",
+        "newest_node",
         "numbers",
         "optimizers",
         "passed_at",
         "passes",
+        "passes_newest",
         "passing",
         "paths",
+        "untold_pass",
     )
 
     def __init__(self) -> None:
@@ -136,6 +139,12 @@ class ThreadState:
         self.passes = 0
         """Backward passes on autograd's own threads that had begun as the forward pass ended."""
         self.backward = False
+        self.newest_node = -1
+        """Number of the newest node of a graph when the last backward pass began."""
+        self.passes_newest = False
+        """The backward pass began at that node."""
+        self.untold_pass = 0
+        """The place of a pass that may have ended a step, if no optimizer steps for it."""
         self.passing = BackwardPass("", NO_TASK, 0)
         """The backward pass that ran last."""
         self.loop = ThreadPosition(Phase.OTHER, "")

@@ -12,7 +12,7 @@ from memprof.sources.loop.backward_passes import BackwardPasses
 def told():
     """What is told of passes, while they are watched."""
     real, events = torch.autograd._engine_run_backward, []
-    passes = BackwardPasses(lambda: events.append("began"), lambda: events.append("ended"))
+    passes = BackwardPasses(lambda _: events.append("began"), lambda: events.append("ended"))
     passes.open()
     yield events
     passes.close()
@@ -42,7 +42,7 @@ def test_one_that_raises_is_over_as_well(told):
 
 def test_what_the_program_puts_around_it_since_stays_and_tells_no_more():
     real, events = torch.autograd._engine_run_backward, []
-    passes = BackwardPasses(lambda: events.append("began"), lambda: events.append("ended"))
+    passes = BackwardPasses(lambda _: events.append("began"), lambda: events.append("ended"))
     passes.open()
     passes.open()
     ours = torch.autograd._engine_run_backward
