@@ -50,7 +50,7 @@ test: $(READY)  ## Run the tests, all but the corpus
 	$(BIN)/python -m pytest $(SPREAD) $(RERUNS) $(TIMES) --ignore $(CORPUS)
 
 corpus: $(READY)  ## Judge the programs of reported bugs, where they lie in ../shared
-	$(BIN)/python -m pytest $(CORPUS)
+	$(BIN)/python -m pytest $(RERUNS) $(CORPUS)
 
 lint: $(READY)  ## Look at format, lint, types and layers
 	$(BIN)/ruff format --check

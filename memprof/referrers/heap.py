@@ -45,6 +45,9 @@ CHUNK = 1024
 _PATIENCE = 4
 """Times its budget that a search may take by the clock, on a machine that is busy otherwise."""
 
+_MOST_SLOWNESS = 2.0
+"""How much slower than the machine for which budgets are meant another one is taken to be."""
+
 _BLOCK = 1 << 16
 _PAGE_BITS, _SLOT_BITS = 20, 16  # a megabyte of addresses holds 2**16 slots of 16 bytes
 _SLOTS = (1 << _SLOT_BITS) - 1
@@ -65,6 +68,7 @@ class Deadline:
         """Of the whole search, in seconds."""
         self._end = time.thread_time() + budget_s
         self._latest = time.monotonic() + _PATIENCE * budget_s
+        self._slowness = 1.0
         self.passed = False
         self.names_followed = False
         """Whether the program's variables and the running functions were followed to the end before
@@ -75,6 +79,18 @@ class Deadline:
         if not self.passed:
             self.passed = time.thread_time() > self._end or time.monotonic() > self._latest
         return self.passed
+
+    def allow_for(self, slowness: float) -> None:
+        """Count ``budget_s`` in seconds of a machine that is so many times as fast, twice at most.
+
+        A search that is cut off shortly before its end has held the job up for nothing.
+        """
+        slowness = min(slowness, _MOST_SLOWNESS)
+        if slowness > self._slowness:
+            extra_s = (slowness - self._slowness) * self.budget_s
+            self._end += extra_s
+            self._latest += _PATIENCE * extra_s
+            self._slowness = slowness
 
     def later(self, share: float) -> Deadline:
         """A deadline that comes after this one, by this share of the whole budget."""

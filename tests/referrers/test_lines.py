@@ -298,3 +298,44 @@ def test_a_deadline_counts_what_the_thread_computes_and_patience_has_an_end(
     assert busy.check()
     thread_s -= 1.0
     assert busy.passed
+
+
+def test_a_slow_machine_has_up_to_twice_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    thread_s, clock_s = 100.0, 1000.0
+    monkeypatch.setattr(time, "thread_time", lambda: thread_s)
+    monkeypatch.setattr(time, "monotonic", lambda: clock_s)
+
+    def has_passed(*slowness: float, thread: float = 0.0, clock: float = 0.0) -> bool:
+        """Whether 0.1 s are over after so many seconds of the thread's time, or of the clock's."""
+        nonlocal thread_s, clock_s
+        deadline = Deadline(0.1)
+        for one in slowness:
+            deadline.allow_for(one)
+        thread_s += thread
+        clock_s += clock
+        return deadline.check()
+
+    for slowness, budget_s in (
+        ((), 0.1),
+        ((0.5,), 0.1),
+        ((1.5,), 0.15),
+        ((1.2, 1.5, 1.1), 0.15),
+        ((2.0,), 0.2),
+        ((7.0,), 0.2),
+    ):
+        assert not has_passed(*slowness, thread=budget_s - 0.001, clock=4 * budget_s - 0.001)
+        assert has_passed(*slowness, thread=budget_s + 0.001)
+        assert has_passed(*slowness, clock=4 * budget_s + 0.001)
+
+
+@pytest.mark.parametrize("in_passing", [True, False])
+def test_only_while_a_job_waits_the_machine_is_measured(
+    in_passing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[float] = []
+    monkeypatch.setattr(Deadline, "allow_for", lambda _, slowness: measured.append(slowness))
+    tensor = torch.ones(2)
+    ((holder, *_),) = find_holders([tensor], budget_s=60.0, in_passing=in_passing)
+    assert holder.description.startswith("local `tensor`")
+    assert len(measured) == in_passing
+    assert all(one > 0.0 for one in measured)
