@@ -113,7 +113,10 @@ def filled_registry(case: Case) -> FilledContainer | None:
 
 
 def is_kept_short(holder: Holder) -> bool:
-    """Whether the largest container of a chain is bounded, or what fills it takes by its length."""
+    """Whether the largest container of a chain is bounded, or what fills it takes by its length.
+
+    Not where it had more items than that would leave it.
+    """
     if is_bounded(holder.links):
         return True
     container = largest_container(holder.links)
@@ -126,7 +129,8 @@ def is_kept_short(holder: Holder) -> bool:
     if place is None or growth is None or place.program.code(holder.line).strip() != holder.code:
         return False
     name = last_name(holder.links[container - 1].name) if container else ""
-    return last_name(growth.container) == name and is_kept_to_length(place)
+    length = holder.links[container].length
+    return last_name(growth.container) == name and is_kept_to_length(place, length)
 
 
 def is_cache(container: FilledContainer) -> bool:

@@ -13,31 +13,105 @@ __all__ = ["is_kept_to_length"]
 
 _MANY = ("extend", "update")
 """Put in more than one at a time: that one is taken is then not enough."""
+_EXTRA = 4
+"""Items, or a quarter, that there may be more than a guard allows when it is looked at."""
 _LESS, _MORE = (ast.Lt, ast.LtE), (ast.Gt, ast.GtE)
 
 
-def is_kept_to_length(place: Place) -> bool:
+def is_kept_to_length(place: Place, length: int = 0) -> bool:
     """Whether what a statement fills is asked for its length there, and loses items by it.
 
     ``while len(self.entries) > self.capacity: self.entries.popitem(last=False)``, in the same
     function, or in a method of the same class that it calls; also a statement that runs only below
     a length, and ``rows = rows[-100:]``. False for a container in another one (``rows[key]``):
-    of those there may be ever more.
+    of those there may be ever more. A container that was seen to have ``length`` items is not kept
+    to fewer: what takes from it does not run then.
     """
     growth = growing(place)
     if growth is None or "[" in growth.container:
         return False
-    name, function = growth.container, place.function
+    limits = _limits(place, growth.container)
+    return any(one is None or length <= one + max(_EXTRA, one // 4) for one in limits)
+
+
+def _limits(place: Place, name: str) -> Iterator[int | None]:
+    """The length that each guard keeps a container to; None where the source does not say."""
+    function = place.function
     inside = place.around[place.around.index(function) + 1 :] if function else place.around
-    if any(_runs_below_length(node, place, name) for node in inside):
-        return True
-    if any(_trims_whole(node, name) for scope in _scopes(place) for node in ast.walk(scope)):
-        return True
+    for node in inside:
+        if _runs_below_length(node, place, name):
+            yield _constant_in(node.test, name)  # type: ignore[attr-defined]
+    for scope in _scopes(place):
+        for node in ast.walk(scope):
+            if _trims_whole(node, name):
+                yield _limit_of(node, place, name)
     if any(called_name(call) in _MANY for call in ast.walk(place.statement)):
-        return False
+        return
     # one by one, and as often as it is filled
-    beside = [place.loop] if place.loop is not None else _scopes(place)
-    return any(_trims_one(node, name) for scope in beside for node in ast.walk(scope))
+    for scope in [place.loop] if place.loop is not None else _scopes(place):
+        for node in ast.walk(scope):
+            if _trims_one(node, name):
+                yield _limit_of(node, place, name)
+
+
+def _limit_of(guard: ast.AST, place: Place, name: str) -> int | None:
+    """The length that a guard keeps a container to, where it is written out.
+
+    None also where more than a flag decides whether it runs: it may do so now and then.
+    """
+    where = place.program.place(guard)
+    around = where.around if where is not None else ()
+    own = {id(one) for one in place.around}  # then it runs as often as the container is filled
+    tests = [one.test for one in around if isinstance(one, ast.If) and id(one) not in own]
+    if where is None or not all(map(_is_flag, tests)):
+        return None
+    if isinstance(guard, (ast.If, ast.While)):
+        return _constant_in(guard.test, name)
+    if isinstance(guard, ast.Assign) and isinstance(guard.value, ast.Subscript):
+        return _items_left(guard.value.slice, deletes=False)
+    targets = guard.targets if isinstance(guard, ast.Delete) else []
+    parts = [one.slice for one in targets if isinstance(one, ast.Subscript)]
+    return _items_left(parts[0], deletes=True) if len(parts) == 1 else None
+
+
+def _is_flag(test: ast.expr) -> bool:
+    """Whether a condition is a single name: what a program sets once."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _is_flag(test.operand)
+    return isinstance(test, (ast.Name, ast.Attribute))
+
+
+def _items_left(part: ast.expr, *, deletes: bool) -> int | None:
+    """How many items a slice takes of any container, or leaves of it where it ``deletes``."""
+    if not isinstance(part, ast.Slice) or part.step is not None:
+        return None
+    first, last = (_integer(one) for one in (part.lower, part.upper))
+    if part.upper is None and first is not None:  # [-n:], or but for [n:]
+        is_length = first >= 0 if deletes else first < 0
+        return abs(first) if is_length else None
+    if part.lower is None and last is not None:  # [:n], or but for [:-n]
+        is_length = last < 0 if deletes else last >= 0
+        return abs(last) if is_length else None
+    return None
+
+
+def _integer(node: ast.expr | None) -> int | None:
+    try:
+        value = ast.literal_eval(node) if node is not None else None
+    except (ValueError, SyntaxError):
+        return None
+    return value if type(value) is int else None
+
+
+def _constant_in(test: ast.expr, name: str) -> int | None:
+    """The number that a condition compares a container's length with; None for anything else."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.Compare) and len(node.comparators) == 1:
+            sides = node.left, node.comparators[0]
+            for side, other in (sides, sides[::-1]):
+                if _is_length(side, name):
+                    return _integer(other)
+    return None
 
 
 def _scopes(place: Place) -> Iterator[ast.AST]:
@@ -80,8 +154,9 @@ def _trims_whole(node: ast.AST, name: str) -> bool:
         return any(takes(inner, name) for one in node.body for inner in ast.walk(one))
     if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript):
         is_same = ast.unparse(node.value.value) == name
-        targets = [ast.unparse(target) for target in bound_names(node)]
-        return is_same and isinstance(node.value.slice, ast.Slice) and name in targets
+        targets = [ast.unparse(target) for target in node.targets]
+        is_cut = isinstance(node.value.slice, ast.Slice)
+        return is_same and is_cut and bool({name, f"{name}[:]"} & set(targets))
     return isinstance(node, ast.Delete) and any(
         isinstance(one, ast.Subscript)
         and isinstance(one.slice, ast.Slice)

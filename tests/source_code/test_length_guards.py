@@ -24,11 +24,11 @@ FUNCTION = """def main():
 """
 
 
-def kept(tmp_path, text, statement):
+def kept(tmp_path, text, statement, length=0):
     source = tmp_path / "program.py"
     source.write_text(text)
     line = next(at for at, one in enumerate(text.splitlines(), 1) if one.strip() == statement)
-    return is_kept_to_length(place_of(Frame("", str(source), line)))
+    return is_kept_to_length(place_of(Frame("", str(source), line)), length)
 
 
 @pytest.mark.parametrize(
@@ -73,3 +73,46 @@ def test_a_method_that_evicts_by_length_keeps_its_dict_short(tmp_path, after, is
 def test_a_function_that_cuts_a_list_to_a_length_keeps_it_short(tmp_path, body, statement, is_kept):
     indented = "\n".join(f"        {line}" for line in body.splitlines())
     assert kept(tmp_path, FUNCTION.format(body=indented), statement) is is_kept
+
+
+@pytest.mark.parametrize(
+    ("body", "limit"),
+    [
+        ("rows.append(x)\nrows = rows[-100:]", 100),
+        ("rows.append(x)\nrows[:] = rows[:20]", 20),
+        ("rows.append(x)\ndel rows[:-2]", 2),
+        ("rows.append(x)\ndel rows[3:]", 3),
+        ("rows.append(x)\nif short:\n    del rows[3:]", 3),
+        ("rows.append(x)\nif not self.all:\n    while len(rows) > 3:\n        rows.pop()", 3),
+        ("rows.append(x)\nif 9 < len(rows):\n    rows.pop(0)", 9),
+        ("if len(rows) < 100:\n    rows.append(x)", 100),
+        ("rows.append(x)\nif short:\n    rows = rows[-3:]\nelse:\n    rows = rows[-30:]", 30),
+        # not written out, or it may well run now and then
+        ("rows.append(x)\nrows = rows[-most:]", None),
+        ("rows.append(x)\nrows = rows[most:9]", None),
+        ("rows.append(x)\nrows = rows[9:]", None),
+        ("rows.append(x)\ndel rows[:-most]", None),
+        ("rows.append(x)\ndel rows[:4]", None),
+        ("rows.append(x)\nif len(rows) > most:\n    rows.pop(0)", None),
+        ("rows.append(x)\nif x % 10 == 0:\n    del rows[3:]", None),
+        ("rows.append(x)\nif ended():\n    del rows[3:]", None),
+    ],
+)
+def test_a_list_that_was_seen_to_be_longer_is_not_kept_to_a_length(tmp_path, body, limit):
+    indented = "\n".join(f"        {line}" for line in body.splitlines())
+    text = FUNCTION.format(body=indented)
+    room = None if limit is None else limit + max(4, limit // 4)
+    assert kept(tmp_path, text, "rows.append(x)")
+    assert kept(tmp_path, text, "rows.append(x)", 100_000 if room is None else room)
+    assert room is None or not kept(tmp_path, text, "rows.append(x)", room + 1)
+
+
+def test_a_condition_of_filling_and_trimming_is_none_of_the_guard(tmp_path):
+    text = """rows = []
+if __name__ == "__main__":
+    for x in stream():
+        rows.append(x)
+        del rows[:-2]
+"""
+    assert kept(tmp_path, text, "rows.append(x)", 6)
+    assert not kept(tmp_path, text, "rows.append(x)", 7)
