@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from memprof.chain_description import keeper
 from memprof.records import GuessedSteps, Holder, Site
-from memprof.reference_chain import LinkKind, largest_container
+from memprof.reference_chain import LinkKind
 from memprof.rules.between_windows import stackless_group, with_stackless
 from memprof.rules.containers import is_kept_short
 from memprof.rules.cyclic_garbage import cyclic_garbage, freed_by_collector
@@ -27,6 +27,7 @@ from memprof.rules.group_by_holder import (
 )
 from memprof.rules.growing_groups import growing_groups
 from memprof.rules.same_holder import holder_key
+from memprof.rules.small_views import SMALL_PART, alike, share_shown
 from memprof.run import DeviceRun, Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.torch_modes import without_gradients
@@ -52,8 +53,6 @@ _FEW_MODELS = 6
 _BOUNDED_WHOLES = 0.5
 """The same where each item keeps the graph that made it, or the large storage that it is a small
 view of: that was hardly meant to be kept."""
-_SMALL_PART = 0.25
-"""Of storages: all that a container's items show of them, where they are small views."""
 
 
 def leaks(examination: Examination) -> tuple[RuleFinding, ...]:
@@ -128,13 +127,8 @@ class _Leak:
         rows = np.concatenate([group.rows for group in self.cluster.groups])
         size = self.survival.lives.size[rows]
         for holder in self.cluster.holders:
-            at, view = largest_container(holder.links), holder.links[-1]
-            if at is None or not 0 < view.shown_bytes < view.storage_bytes:
-                continue
-            alike = (size >= view.storage_bytes / 2) & (size <= 2 * view.storage_bytes)
-            whole = size[alike].sum()
-            shown_bytes = view.shown_bytes * holder.links[at].length
-            if 2 * whole > size.sum() and shown_bytes <= _SMALL_PART * whole:
+            storages = size[alike(holder, size)]
+            if 2 * storages.sum() > size.sum() and share_shown(holder, storages) <= SMALL_PART:
                 return True
         return False
 

@@ -6,8 +6,11 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from memprof.records import Holder
-from memprof.reference_chain import THROUGH_GRAPH, LinkKind
+from memprof.reference_chain import THROUGH_GRAPH, LinkKind, largest_container
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause
 from memprof.rules.source_facts import handed_over
@@ -19,12 +22,16 @@ from memprof.source_code.program import Place, assigned, bound_names
 from memprof.source_code.values import values_of
 from memprof.units import format_bytes
 
-__all__ = ["PartOfStorage", "advice_on_view", "small_view"]
+__all__ = ["SMALL_PART", "PartOfStorage", "advice_on_view", "alike", "share_shown", "small_view"]
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 _FAR_MORE = 4
 """Times the storage of a view: what a step adds to the graph that it hangs on."""
-_SMALL_PART = 0.25
-"""Of a storage: a larger view is not what keeps much alive where a graph does."""
+SMALL_PART = 0.25
+"""Of a storage, or of all that a container keeps: who shows more of it hardly keeps it by mistake;
+and a larger view is not what keeps much alive where a graph does."""
 _MOST_HOLDERS = 3
 """Where all that a search names show a part each, there may be more of them."""
 
@@ -37,6 +44,28 @@ class PartOfStorage(Cause):
     storage_bytes: int
     is_main_reason: bool
     """No graph holds the storage as well, or the view is a small part of it."""
+
+
+def alike(holder: Holder, sizes: Ints) -> Bools:
+    """Which tensors are about as large as the storage of the view at a chain's end; else none."""
+    view = holder.links[-1]
+    if not 0 < view.shown_bytes < view.storage_bytes:
+        return np.zeros(len(sizes), dtype=bool)
+    of_size: Bools = (sizes >= view.storage_bytes / 2) & (sizes <= 2 * view.storage_bytes)
+    return of_size
+
+
+def share_shown(holder: Holder, sizes: Ints) -> float:
+    """The part that a container's items show of the storages that they are views of; 1 for none.
+
+    ``sizes`` are the storages'. An item may have several, as a cache has of each layer, or share
+    one with others: there are as many views as there are more of.
+    """
+    at = largest_container(holder.links)
+    if at is None or not len(sizes):
+        return 1.0
+    views = max(holder.links[at].length, len(sizes))
+    return holder.links[-1].shown_bytes * views / float(sizes.sum())
 
 
 def small_view(case: Case) -> PartOfStorage | None:
@@ -53,7 +82,7 @@ def small_view(case: Case) -> PartOfStorage | None:
                     return None
                 if not 0 < view_bytes < whole or _is_shared_out(case, whole):
                     return None
-                small = view_bytes <= _SMALL_PART * whole or not case.links & THROUGH_GRAPH
+                small = view_bytes <= SMALL_PART * whole or not case.links & THROUGH_GRAPH
                 return PartOfStorage(view_bytes, whole, small)
     return None
 

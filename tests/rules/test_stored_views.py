@@ -43,6 +43,17 @@ def together():
     return step
 
 
+def layers():
+    """A third of what each layer computes: two of them are all of it, as keys and values are."""
+    cache = collections.deque(maxlen=2 * ITEMS)
+
+    def step(number):
+        computed = [torch.zeros(WIDTH, WIDTH) + number for _ in range(4)]
+        cache.append([one[: WIDTH // 3] for one in computed])
+
+    return step
+
+
 def test_a_clone_of_each_is_all_that_is_needed(tmp_path):
     found = findings_of(fires, tmp_path / "run.json", steps=40)[0]
     (first, *_) = found.remedies
@@ -58,3 +69,8 @@ def test_a_clone_of_each_is_all_that_is_needed(tmp_path):
 
 def test_views_that_are_the_whole_together_are_meant(tmp_path):
     assert "stored-views" not in names(together, tmp_path / "run.json")
+
+
+def test_views_of_several_storages_in_each_item_are_no_small_parts(tmp_path):
+    rules = names(layers, tmp_path / "run.json")
+    assert not {"stored-views", "small-view", "growing-container"} & set(rules)

@@ -8,14 +8,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.chain_description import keeper
-from memprof.records import Finding
+from memprof.records import Finding, Holder
 from memprof.reference_chain import largest_container
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
 from memprof.rules.rule import Advice
 from memprof.rules.run_rule import RunMatch, RunRule
 from memprof.rules.same_memory import ANY_GROWTH, Overlap
-from memprof.rules.small_views import advice_on_view, small_view
+from memprof.rules.small_views import (
+    SMALL_PART,
+    advice_on_view,
+    alike,
+    share_shown,
+    small_view,
+)
 from memprof.trace import EMPTY
 from memprof.units import format_bytes, format_percent
 from memprof.views.examination import DeviceExamination, Examination
@@ -25,8 +31,6 @@ __all__ = ["RULE"]
 
 _LEAST_SHARE = 0.1
 """Of the peak: what is less is not worth a change."""
-_SMALL_PART = 0.25
-"""Of the storages, that all the views together show."""
 _FEWEST_ITEMS = 8
 
 
@@ -78,28 +82,22 @@ def _searches(examination: Examination, device: DeviceExamination) -> list[Findi
     for one in examination.run.findings:
         if one.finding == "holders" and one.device == device.name and one.stack != EMPTY:
             last[one.stack] = one
-    return [one for one in last.values() if one.holders and _shown_bytes(one) > 0]
+    return [one for one in last.values() if one.holders and _has_items(one.holders[0])]
 
 
-def _shown_bytes(search: Finding) -> int:
-    """Bytes that all items of the container show together; 0 where they are no views."""
-    links = search.holders[0].links
-    container = largest_container(links)
-    view = links[-1]
-    if container is None or links[container].length < _FEWEST_ITEMS:
-        return 0
-    if not 0 < view.shown_bytes < view.storage_bytes:
-        return 0
-    return view.shown_bytes * links[container].length
+def _has_items(holder: Holder) -> bool:
+    """Whether a container with enough items holds what is looked for."""
+    at = largest_container(holder.links)
+    return at is not None and holder.links[at].length >= _FEWEST_ITEMS
 
 
 def _match(search: Finding, device: DeviceExamination, window: Window) -> StoredViews | None:
     lives = window.lives
-    of_stack = lives.stack == search.stack
-    of_stack &= lives.size >= search.holders[0].links[-1].storage_bytes / 2
+    holder = search.holders[0]
+    of_stack = (lives.stack == search.stack) & alike(holder, lives.size)
     there = of_stack & window.at_peak
     nbytes = window.bytes_of(there)
-    if window.share(nbytes) < _LEAST_SHARE or _shown_bytes(search) > _SMALL_PART * nbytes:
+    if window.share(nbytes) < _LEAST_SHARE or share_shown(holder, lives.size[there]) > SMALL_PART:
         return None
     if int(there.sum()) < _FEWEST_ITEMS:
         return None
