@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 
 from memprof.source_code.idioms import growing
-from memprof.source_code.program import FUNCTIONS, Place, bound_names, called_name
+from memprof.source_code.program import (
+    FUNCTIONS,
+    Place,
+    assigned,
+    bound_names,
+    called_name,
+    calls_in,
+)
 from memprof.source_code.verbs import EMPTYING
 
 __all__ = ["is_kept_to_length"]
@@ -40,7 +48,7 @@ def _limits(place: Place, name: str) -> Iterator[int | None]:
     inside = place.around[place.around.index(function) + 1 :] if function else place.around
     for node in inside:
         if _runs_below_length(node, place, name):
-            yield _constant_in(node.test, name)  # type: ignore[attr-defined]
+            yield _compared_with(node.test, place, name)  # type: ignore[attr-defined]
     for scope in _scopes(place):
         for node in ast.walk(scope):
             if _trims_whole(node, name):
@@ -66,12 +74,12 @@ def _limit_of(guard: ast.AST, place: Place, name: str) -> int | None:
     if where is None or not all(map(_is_flag, tests)):
         return None
     if isinstance(guard, (ast.If, ast.While)):
-        return _constant_in(guard.test, name)
+        return _compared_with(guard.test, place, name)
     if isinstance(guard, ast.Assign) and isinstance(guard.value, ast.Subscript):
-        return _items_left(guard.value.slice, deletes=False)
+        return _items_left(guard.value.slice, place, deletes=False)
     targets = guard.targets if isinstance(guard, ast.Delete) else []
     parts = [one.slice for one in targets if isinstance(one, ast.Subscript)]
-    return _items_left(parts[0], deletes=True) if len(parts) == 1 else None
+    return _items_left(parts[0], place, deletes=True) if len(parts) == 1 else None
 
 
 def _is_flag(test: ast.expr) -> bool:
@@ -81,11 +89,11 @@ def _is_flag(test: ast.expr) -> bool:
     return isinstance(test, (ast.Name, ast.Attribute))
 
 
-def _items_left(part: ast.expr, *, deletes: bool) -> int | None:
+def _items_left(part: ast.expr, place: Place, *, deletes: bool) -> int | None:
     """How many items a slice takes of any container, or leaves of it where it ``deletes``."""
     if not isinstance(part, ast.Slice) or part.step is not None:
         return None
-    first, last = (_integer(one) for one in (part.lower, part.upper))
+    first, last = (_number(one, place) for one in (part.lower, part.upper))
     if part.upper is None and first is not None:  # [-n:], or but for [n:]
         is_length = first >= 0 if deletes else first < 0
         return abs(first) if is_length else None
@@ -95,23 +103,81 @@ def _items_left(part: ast.expr, *, deletes: bool) -> int | None:
     return None
 
 
-def _integer(node: ast.expr | None) -> int | None:
-    try:
-        value = ast.literal_eval(node) if node is not None else None
-    except (ValueError, SyntaxError):
-        return None
-    return value if type(value) is int else None
-
-
-def _constant_in(test: ast.expr, name: str) -> int | None:
+def _compared_with(test: ast.expr, place: Place, name: str) -> int | None:
     """The number that a condition compares a container's length with; None for anything else."""
     for node in ast.walk(test):
         if isinstance(node, ast.Compare) and len(node.comparators) == 1:
             sides = node.left, node.comparators[0]
             for side, other in (sides, sides[::-1]):
                 if _is_length(side, name):
-                    return _integer(other)
+                    return _number(other, place)
     return None
+
+
+def _number(node: ast.expr | None, place: Place) -> int | None:
+    """A whole number that is written out, or what a name or own attribute is throughout."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        number = _number(node.operand, place)
+        return None if number is None else -number
+    if isinstance(node, ast.Name):
+        return _only_number(node.id, place.program.tree, place)
+    if isinstance(node, ast.Attribute) and place.class_ and ast.unparse(node.value) == "self":
+        return _only_number(ast.unparse(node), place.class_, place)
+    return _written_number(node)
+
+
+def _written_number(node: ast.expr | None) -> int | None:
+    return node.value if isinstance(node, ast.Constant) and type(node.value) is int else None
+
+
+def _only_number(name: str, scope: ast.AST, place: Place) -> int | None:
+    """What a name or attribute is bound to, where that happens in one place of ``scope``."""
+    functions = [one for one in ast.walk(scope) if isinstance(one, FUNCTIONS)]
+    as_parameter = [one for one in functions if name in _parameters(one)]
+    inner = {id(node): function for function in functions for node in ast.walk(function)}
+    bound: list[tuple[ast.expr | None, ast.AST]] = []
+    for node in ast.walk(scope):
+        values = list(assigned(node))
+        if isinstance(node, (ast.For, ast.AsyncFor, ast.With, ast.AsyncWith)):
+            values = [(target, None) for target in bound_names(node)]
+        bound += [(value, node) for target, value in values if ast.unparse(target) == name]
+    if len(as_parameter) == 1 and not bound:
+        return _default(name, as_parameter[0], place)
+    if len(bound) != 1 or as_parameter:
+        return None
+    value, node = bound[0]
+    function = inner.get(id(node))
+    if isinstance(value, ast.Name) and function is not None:  # self.size = size
+        return _default(value.id, function, place)
+    return _written_number(value)
+
+
+def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """The names of all parameters; those that may be given by position come first."""
+    arguments = function.args
+    every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+    return [one.arg for one in every]
+
+
+def _default(
+    name: str, function: ast.FunctionDef | ast.AsyncFunctionDef, place: Place
+) -> int | None:
+    """A parameter's default, where no call of the file may give it another value."""
+    arguments, names = function.args, _parameters(function)
+    positional = names[: len(names) - len(arguments.kwonlyargs)]
+    without = len(positional) - len(arguments.defaults)
+    defaults = dict(
+        zip(names, [None] * without + arguments.defaults + arguments.kw_defaults, strict=True)
+    )
+    at = positional.index(name) - (names[0] == "self") if name in positional else sys.maxsize
+    called = {function.name}
+    if function.name == "__init__":
+        called = {one.name for one in place.program.classes() if function in one.body}
+    for call in calls_in(place.program.tree, *called):
+        is_open = any(isinstance(one, ast.Starred) for one in call.args)
+        if is_open or len(call.args) > at or {name, None} & {one.arg for one in call.keywords}:
+            return None
+    return _written_number(defaults.get(name))
 
 
 def _scopes(place: Place) -> Iterator[ast.AST]:

@@ -116,3 +116,61 @@ if __name__ == "__main__":
 """
     assert kept(tmp_path, text, "rows.append(x)", 6)
     assert not kept(tmp_path, text, "rows.append(x)", 7)
+
+
+STORE = """class Store:
+    def __init__(self, capacity{default}):
+        self.capacity = capacity
+
+    def put(self, key, value):
+        self.entries[key] = value
+        while len(self.entries) > self.capacity:
+            self.entries.popitem(last=False)
+
+{after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("default", "after", "limit"),
+    [
+        ("=8", "store = Store()", 8),
+        ("=8", "def make():\n    return Store()", 8),
+        (": int = 8, name=''", "store = Store(name='a')", 8),
+        # another value may come
+        ("=8", "store = Store(64)", None),
+        ("=8", "store = Store(capacity=64)", None),
+        ("=8", "store = Store(*settings)", None),
+        ("=8", "store = Store(**settings)", None),
+        ("", "store = Store(64)", None),
+        ("=LIMIT", "store = Store()", None),
+        ("=8", "    def widen(self):\n        self.capacity = 64", None),
+        ("=8", "    def widen(self):\n        self.capacity += 64", None),
+    ],
+)
+def test_a_limit_is_known_by_a_default_that_no_call_replaces(tmp_path, default, after, limit):
+    text = STORE.format(default=default, after=after)
+    statement = "self.entries[key] = value"
+    assert kept(tmp_path, text, statement)
+    assert kept(tmp_path, text, statement, 12)
+    assert kept(tmp_path, text, statement, 13) is (limit is None)
+
+
+@pytest.mark.parametrize(
+    ("before", "limit"),
+    [
+        ("LIMIT = 8", 8),
+        ("LIMIT = 8\nLIMIT = 80", None),
+        ("LIMIT = 8\nLIMIT += 80", None),
+        ("LIMIT = settings()", None),
+        ("for LIMIT in (8, 80):\n    pass", None),
+        ("LIMIT = 8\nfor LIMIT in (8, 80):\n    pass", None),
+        ("LIMIT = 8\nwith limits() as LIMIT:\n    pass", None),
+        ("LIMIT = 8\ndef other(LIMIT):\n    pass", None),
+    ],
+)
+def test_a_limit_is_known_by_a_name_that_is_bound_once(tmp_path, before, limit):
+    body = "        rows.append(x)\n        rows = rows[-LIMIT:]"
+    text = before + "\n" + FUNCTION.format(body=body)
+    assert kept(tmp_path, text, "rows.append(x)", 12)
+    assert kept(tmp_path, text, "rows.append(x)", 13) is (limit is None)
