@@ -99,6 +99,40 @@ def test_it_may_stand_in_a_modules_forward(tmp_path):
     assert (found.rule, found.match.function) == ("unfused-attention", "forward")
 
 
+def of_signs(q, k, v, heads):
+    scores = q @ k.transpose(-2, -1)
+    sign = scores.sign()
+    weights = torch.softmax(scores.abs(), -1) * sign
+    return weights @ v
+
+
+def of_capped(q, k, v, heads):
+    scores = q @ k.transpose(-2, -1)
+    scores = 30 * torch.tanh(scores / 30)
+    return torch.softmax(scores, -1) @ v
+
+
+def of_mixed_heads(q, k, v, heads):
+    scores = heads((q @ k.transpose(-2, -1))[None])[0]
+    return torch.softmax(scores, -1) @ v
+
+
+@pytest.mark.parametrize("attention", [of_signs, of_capped, of_mixed_heads])
+def test_scores_that_no_fused_kernel_computes_are_not_to_be_fused(attention, tmp_path):
+    def program():
+        project, heads = nn.Linear(WIDTH, 3 * WIDTH), nn.Conv2d(HEADS, HEADS, 1)
+
+        def step(number):
+            q, k, v = project(torch.randn(HEADS, LENGTH, WIDTH)).chunk(3, -1)
+            attention(q, k, v, heads).square().mean().backward()
+            project.zero_grad()
+
+        return step
+
+    rules = {one.rule for one in findings_of(program, tmp_path / "run.json")}
+    assert "unfused-attention" not in rules
+
+
 def generates():
     """A loop that computes scores over a vocabulary, and goes on with what a softmax says."""
     first, last = nn.Parameter(torch.randn(WIDTH, WIDTH)), nn.Parameter(torch.randn(WIDTH, 8192))

@@ -15,7 +15,7 @@ from memprof.rules.case import NO_FIGURE, Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import keyword
-from memprof.source_code.program import Place, calls_in, place_of
+from memprof.source_code.program import Place, called_name, calls_in, own_calls, place_of
 from memprof.trace import Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
@@ -35,6 +35,12 @@ _NEAR = 12
 _PRODUCTS = ("baddbmm", "bmm", "einsum", "matmul")
 _NATIVE_PRODUCT = re.compile(r"\b(?:bmm|baddbmm|matmul|einsum)\b|_bmm|bmm_")
 _NATIVE_SOFTMAX = re.compile(r"softmax|\bexp\b|_exp\b")
+_CHANGES = {
+    *("_conv_forward", "abs", "conv1d", "conv2d", "cos", "elu", "gelu", "relu", "sigmoid", "sign"),
+    *("sin", "softplus", "sort", "tanh", "topk"),
+}
+"""Functions of torch that give scores other values than a factor or a mask does: what is computed
+with them between both products is no attention that a fused kernel knows."""
 _MODULE = "multi_head_attention_forward"
 """The function behind `torch.nn.MultiheadAttention`."""
 _RESULTS = 2
@@ -80,6 +86,8 @@ class UnfusedAttention(WasteRule[AttentionScores]):
             return
         for frame, size in _attentions(window):
             tables = _tables(window, frame, size)
+            if _changes_scores(window, tables, frame):
+                continue
             mask = np.zeros(len(window.lives), dtype=bool)
             mask[tables] = True
             there = mask & window.at_peak
@@ -249,6 +257,22 @@ def _tables(window: Window, frame: Frame, size: int) -> Ints:
     # autograd's own threads have no line of the program: what is as large is of the same tables
     is_table |= (window.phase == Phase.BACKWARD) & ~window.has_owner
     return np.flatnonzero(is_table & np.isin(window.lives.requested, sizes))
+
+
+def _changes_scores(window: Window, tables: Ints, frame: Frame) -> bool:
+    """Whether the function computes some of the tables with what no fused kernel does."""
+    for stack in np.unique(window.lives.stack[tables]).tolist():
+        frames = window.trace.stack(stack)
+        own = _own(frames)
+        if not own or _function_of(own[0]) != _function_of(frame):
+            continue
+        names = {one.name.rpartition(".")[2] for one in frames[: frames.index(own[0])]}
+        place = place_of(own[0])
+        if place is not None and not names:  # an operator that torch has no function in Python for
+            names = {called_name(call) for call in own_calls(place.statement)}
+        if names & _CHANGES:
+            return True
+    return False
 
 
 def _drops_out(window: Window, tables: Ints) -> bool:
