@@ -17,7 +17,6 @@ from memprof.referrers.heap import Deadline
 from memprof.referrers.links import Naming
 from memprof.referrers.merge_links import tidy
 from memprof.referrers.notebook import keeps_results
-from memprof.referrers.numpy_arrays import held_by_arrays
 from memprof.referrers.rank_chains import holder_of, score
 from memprof.referrers.roots import Root, module_roots
 from memprof.referrers.search_from_roots import Reference, Search, quiet
@@ -184,11 +183,12 @@ def _of_lost(
     nameless = {
         key for key in unreached_keys if not links[key] or links[key][0].kind == LinkKind.UNKNOWN
     }
-    in_arrays = held_by_arrays(search, nameless)
-    for key, reference in in_arrays.items():
-        links[key] = links_of(search, reference, naming)[0] or links[key]
+    search.look_in_arrays(nameless)
+    in_arrays = {key for key in nameless if search.references.get(key)}
+    for key in in_arrays:
+        links[key] = links_of(search, search.references[key][0], naming)[0] or links[key]
     if not search.complete:  # by now
-        links |= {key: _too_early() for key in nameless - in_arrays.keys()}
+        links |= {key: _too_early() for key in nameless - in_arrays}
     blocks = search.targets.blocks
     return {
         key: (holder_of(with_what_is_known(one, blocks.block(key)), files),)

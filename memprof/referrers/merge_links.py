@@ -164,6 +164,19 @@ def _join_iterators(links: list[Link], at: int) -> tuple[Link | None, int]:
     return (links[at], used) if used > 1 else (None, 0)
 
 
+def _join_views(links: list[Link], at: int) -> tuple[Link | None, int]:
+    """A view of a view: the bytes that the first shows, and those of the storage at the end."""
+    used = at
+    while used < len(links) and links[used].kind == LinkKind.BASE:
+        used += 1
+    run = links[at:used]
+    if len(run) < 2:
+        return None, 0
+    shown = next((one.shown_bytes for one in run if one.shown_bytes >= 0), -1)
+    storage = max(one.storage_bytes for one in run)
+    return msgspec.structs.replace(run[0], shown_bytes=shown, storage_bytes=storage), len(run)
+
+
 def _join_wrapper(links: list[Link], at: int) -> tuple[Link | None, int]:
     """An entry of ``table.data``, where ``table`` is a class around Python's dict or list."""
     if links[at].name != "data" or links[at].type_name not in _WRAPPERS:
@@ -181,5 +194,6 @@ _JOINS: dict[str, Callable[[list[Link], int], tuple[Link | None, int]]] = {
     LinkKind.TASK: _join_task,
     LinkKind.AUTOGRAD_NODE: _join_nodes,
     LinkKind.ITERATOR: _join_iterators,
+    LinkKind.BASE: _join_views,
 }
 _JOINED = frozenset(_JOINS)

@@ -6,51 +6,51 @@ Nor does it what they hold; a data frame keeps its columns of objects in such ar
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from memprof.cpython.object_addresses import addresses
 from memprof.reference_chain import Link, LinkKind
-from memprof.referrers.heap import CHUNK
+from memprof.referrers.heap import CHUNK, places_among
 from memprof.referrers.introspection import refers
-from memprof.referrers.search_from_roots import Reference, Search
 from memprof.referrers.tensor_attributes import nbytes_of
 from memprof.referrers.torch_references import is_tensor_type
 
-__all__ = ["held_by_arrays"]
+__all__ = ["ArrayReference", "kept_by_arrays"]
 
 Array = npt.NDArray[Any]
 
 _MOST_OBJECTS = 100_000
 """Objects in an array; a larger one would hold up a search."""
+_KINDS = sorted(map(id, (np.ndarray, dict, tuple)))
 _DEEPEST = 8
 """Arrays that are views of one another, down to the tensor."""
 
 
-def held_by_arrays(search: Search, keys: Collection[int]) -> dict[int, Reference]:
-    """For each of ``keys`` an array that keeps it, and that something which was reached holds.
+@dataclass(frozen=True, slots=True, eq=False)
+class ArrayReference:
+    """An array that keeps something alive, and how an object leads to it."""
 
-    A pass over all that was reached, so only for what nothing else explains.
-    """
-    by_key: dict[int, Reference] = {}
-    if not any(search.key_of.get(id(one)) in keys for one in search.tensors):
-        return by_key
-    for level, record in enumerate(search.heap.levels):
-        for number in range(-(-len(record.objects) // CHUNK)):
-            if search.deadline.check():
-                return by_key
-            chunk = search.heap.chunk(level, number)
-            for array, path in _arrays_in(chunk):
-                for tensor, links in _owners_of_array(array):
-                    key = search.key_of.get(id(tensor), 0)
-                    if key in keys and key not in by_key:
-                        owner = next(one for one in chunk if refers(one, path[0]))
-                        for child, parent in zip(path, [owner, *path], strict=False):
-                            search.adopt(child, parent, level)
-                        by_key[key] = Reference(array, level, tensor, links)
-    return by_key
+    owner: object
+    """What refers to the array, or to the first container on the way."""
+    path: list[object]
+    """Containers that the collector does not track, and at last the array."""
+    value: object
+    """What the array keeps."""
+    links: tuple[Link, ...]
+    """From the array to that."""
+
+
+def kept_by_arrays(chunk: Sequence[object]) -> Iterator[ArrayReference]:
+    """What the arrays keep to which the objects of ``chunk`` refer."""
+    for array, path in _arrays_in(chunk):
+        for value, links in _owners_of_array(array):
+            owner = next(one for one in chunk if refers(one, path[0]))
+            yield ArrayReference(owner, path, value, links)
 
 
 def _owners_of_array(array: Array) -> Iterator[tuple[object, tuple[Link, ...]]]:
@@ -75,7 +75,9 @@ def _arrays_in(chunk: Sequence[object]) -> Iterator[tuple[Array, list[object]]]:
     A dict or tuple that holds nothing which the collector tracks, such as arrays by their number,
     is not tracked either, and so not in the heap.
     """
-    ways = [[one] for one in gc.get_referents(*chunk) if _may_keep_array(one)]
+    referents = gc.get_referents(*chunk)
+    of_kinds = places_among(addresses(list(map(type, referents))), _KINDS)
+    ways = [[referents[at]] for at in of_kinds if _may_keep_array(referents[at])]
     for _ in range(_DEEPEST):
         yield from ((way[-1], way) for way in ways if type(way[-1]) is np.ndarray)
         ways = [

@@ -7,7 +7,7 @@ import sys
 import time
 import types
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -29,6 +29,7 @@ from memprof.referrers.heap import (
     places_among,
 )
 from memprof.referrers.iterated import iterated_roots
+from memprof.referrers.numpy_arrays import kept_by_arrays
 from memprof.referrers.roots import Root, frame_roots, is_own_module, module_roots
 from memprof.referrers.targets import Targets
 from memprof.referrers.torch_references import (
@@ -49,6 +50,9 @@ _MAX_REFERENCES = 24
 _MANY_OBJECTS = 250_000
 """In a larger heap, of frameworks that are imported, modules of libraries take most of the time:
 0.24 of 0.47 s for 460,000 objects, 2026-11-23."""
+_NEAR_NAMES = 30_000
+"""Objects that the program's names lead to first, by whose arrays something is looked for at once:
+10 ms. In the heap of a framework there is no time left for that after all else."""
 _SORTED_S = 1.8e-7
 """Seconds for each object until all are marked and sorted by role, on a machine for which budgets
 are meant: 1.65e-7 at the first search, 1.2e-7 later (300,000 objects, Python 3.11, 2026-11-24)."""
@@ -146,6 +150,8 @@ class Search:
         self._late: list[Level] = []
         self._set_aside: list[tuple[object, _Entry]] = []
         self._stops_early = False
+        self._near_names = _NEAR_NAMES
+        self._of_arrays: list[Reference] = []
         self.root_of: dict[int, Root] = {}
         for group in (lasting, inner, running):
             self._sweep_roots(group)
@@ -269,6 +275,9 @@ class Search:
 
     def _python_edges(self, source: int) -> int:
         level, hits = self.heap.sweep(source)
+        self._near_names -= len(self.heap.levels[source].objects)
+        if self._near_names > 0:
+            self._look_in_arrays(source, None)
         late = self.heap.take_late(level)
         if late is not None:
             self._late.append(late)
@@ -357,7 +366,7 @@ class Search:
     def resolve(self, references: Iterable[Reference]) -> None:
         """Find, level by level, one parent for every owner and for the parents' parents."""
         waiting: dict[int, dict[int, object]] = defaultdict(dict)
-        for one in references:
+        for one in (*references, *self._of_arrays):
             waiting[one.level][id(one.owner)] = one.owner
         for level in range(len(self.heap.levels) - 1, -1, -1):
             children = {
@@ -387,10 +396,32 @@ class Search:
                         self._parents[id(value)] = (owner, record.source)
                         waiting[record.source][id(owner)] = owner
 
-    def adopt(self, child: object, owner: object, level: int) -> None:
-        """Say that ``owner``, which was reached at ``level``, holds what no pass can see."""
-        self._parents[id(child)] = (owner, level)
-        self.resolve([Reference(owner, level, child)])
+    def look_in_arrays(self, keys: Collection[int]) -> None:
+        """Look for ``keys`` in the arrays of all that was reached.
+
+        One array is noted for each. A pass over the heap, so only for what nothing else explains.
+        """
+        missing = set(keys) & {self.key_of.get(id(one), 0) for one in self.tensors}
+        for level in range(len(self.heap.levels)):
+            if missing:
+                self._look_in_arrays(level, missing)
+        self.resolve([])
+
+    def _look_in_arrays(self, level: int, keys: set[int] | None) -> None:
+        """Note what the arrays keep to which a level refers: of ``keys``, each once and no more."""
+        for number in range(-(-len(self.heap.levels[level].objects) // CHUNK)):
+            if self.deadline.check():
+                return
+            for one in kept_by_arrays(self.heap.chunk(level, number)):
+                key = self.key_of.get(id(one.value), 0)
+                if not key or not (keys is None or key in keys):
+                    continue
+                if keys is not None:
+                    keys.discard(key)
+                for child, parent in zip(one.path, [one.owner, *one.path], strict=False):
+                    self._parents[id(child)] = (parent, level)
+                self._of_arrays.append(Reference(one.owner, level, one.path[0]))
+                self._note(key, Reference(one.path[-1], level, one.value, one.links))
 
     def chain(
         self, reference: Reference

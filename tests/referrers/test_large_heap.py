@@ -20,6 +20,7 @@ from memprof.referrers.search_from_tensors import UpwardSearch  # noqa: E402
 from memprof.referrers.survivors import Survivors  # noqa: E402
 
 KEPT: list[torch.Tensor] = []
+ARRAYS: list[object] = []
 OF_A_LIBRARY = json
 
 
@@ -97,6 +98,24 @@ def test_a_search_that_is_cut_off_names_what_the_program_surely_holds(monkeypatc
     mine, its = find_holders(keys, deadline=deadline, in_passing=in_passing)
     assert "`KEPT`" in names(mine)[0]
     assert [one.is_named for one in its] == [False]
+
+
+@pytest.mark.whole_heap
+@pytest.mark.usefixtures("large_heap")
+@pytest.mark.parametrize("in_dict", [True, False])
+def test_an_array_near_the_programs_names_is_told_before_libraries_are_looked_at(
+    library_sweeps, in_dict
+):
+    probabilities = torch.ones(6, 4)
+    key = probabilities.untyped_storage()._cdata
+    array = probabilities[:, :2].numpy()[0]
+    ARRAYS.append({"first": array} if in_dict else array)
+    del probabilities, array
+    (found,) = find_holders([key], budget_s=60.0, in_passing=True)
+    ARRAYS.clear()
+    assert "a NumPy array that shows 8 of 96 bytes, kept by" in names(found)[0]
+    assert "global `ARRAYS`" in names(found)[0]
+    assert library_sweeps == []
 
 
 def test_nothing_is_sure_before_the_programs_names_were_followed_to_the_end():
