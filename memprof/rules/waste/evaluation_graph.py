@@ -10,10 +10,11 @@ from memprof.rules.case import Case
 from memprof.rules.forward_passes import runs_within
 from memprof.rules.graph_lines import under_no_grad
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.program import Place
 from memprof.source_code.torch_modes import without_gradients
-from memprof.trace import Action, Phase
+from memprof.trace import Action, Frame, Phase
 from memprof.units import format_bytes
-from memprof.views.window import Window
+from memprof.views.window import Ints, Window
 
 __all__ = ["RULE"]
 
@@ -21,6 +22,11 @@ _LEAST_MODULES = 3
 """Modules that keep something: fewer are a result that is used, and no graph."""
 _LEAST_KEPT = 0.4
 """Of the bytes that a forward pass makes: with gradients on, most are there when it ends."""
+_LEAST_SPREAD = 0.5
+"""Of the modules that made something, those that keep something: results that a model returns come
+from few of them."""
+_LEAST_KEPT_BY_ALL = 0.15
+"""Of the bytes, where they are kept all over the model: operators have buffers of their own."""
 
 
 class EvaluationGraph(WasteRule[Match]):
@@ -35,16 +41,18 @@ class EvaluationGraph(WasteRule[Match]):
         lives = window.lives
         graph_rows: list[int] = []
         ends: list[int] = []
-        brief = window.freed_in - window.made_in < 2  # else it is a cache, or kept on purpose
+        brief = window.freed_in - window.made_in < 2  # else it may be a cache, or kept on purpose
         for first, last in _unused_forwards(window):
             low, high = np.searchsorted(lives.alloc, [first, last + 1])  # rows are in this order
             rows = np.arange(low, high)
-            alive = (lives.free[rows] > last) & ~window.has_owner[rows] & brief[rows]
+            alive = rows[(lives.free[rows] > last) & ~window.has_owner[rows]]
+            by_all = _is_kept_by_all(window, rows, alive)
             pass_bytes = int(lives.size[rows].sum())
-            rows = rows[alive]
+            rows = alive if by_all else alive[brief[alive]]
             if len(set(window.module[rows].tolist()) - {0}) < _LEAST_MODULES:
                 continue
-            if lives.size[rows].sum() < _LEAST_KEPT * pass_bytes:
+            least = _LEAST_KEPT_BY_ALL if by_all else _LEAST_KEPT
+            if lives.size[rows].sum() < least * pass_bytes:
                 continue  # results of several modules, and nothing of what lies between them
             if without_gradients(window.stack(int(rows[0]))):
                 continue
@@ -74,9 +82,34 @@ class EvaluationGraph(WasteRule[Match]):
         """Run it under `no_grad`."""
         nbytes = format_bytes(match.nbytes)
         why = f"{nbytes} of activations wait for a backward pass that does not come."
-        yield Advice("no_grad", why, case.site, patch=under_no_grad(case))
+        place = _calling_place(case)
+        yield Advice("no_grad", why, place, patch=under_no_grad(case))
         more = f"{why} Inference mode saves a little more."
-        yield Advice("inference_mode", more, case.site)
+        yield Advice("inference_mode", more, place)
+
+
+def _calling_place(case: Case) -> Place | None:
+    """The statement outside of the modules' own code that calls the model."""
+    in_forward = [at for at, (frame, _) in enumerate(case.frames) if _is_forward(frame)]
+    outside = case.frames[in_forward[-1] + 1 :] if in_forward else case.frames
+    return outside[0][1] if outside else case.site
+
+
+def _is_forward(frame: Frame) -> bool:
+    return frame.name.rpartition(".")[2] == "forward"
+
+
+def _is_kept_by_all(window: Window, rows: Ints, alive: Ints) -> bool:
+    """Whether what is left of a pass comes from all over the model, and ends at one moment.
+
+    So does a graph, whose end may come steps later where each pass is taken for one.
+    """
+    modules, keeping = (set(window.module[one].tolist()) - {0} for one in (rows, alive))
+    if len(keeping) < _LEAST_SPREAD * len(modules):
+        return False
+    frees, few = np.sort(window.lives.free[alive]), len(alive) // 10 + 1  # its results go alone
+    frees = frees[few:-few]
+    return len(frees) > 0 and int(frees[-1]) < window.events and np.ptp(frees) <= 2 * len(alive)
 
 
 def _unused_forwards(window: Window) -> Iterator[tuple[int, int]]:
