@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from memprof.records import Holder
 from memprof.reference_chain import (
@@ -42,6 +43,7 @@ __all__ = [
     "taken_at",
 ]
 
+_FAR_MORE = 2
 _TAKING_ONE = EMPTYING - {"clear"}
 _MODULES = frozenset(("ModuleDict", "ModuleList", "ParameterDict", "ParameterList"))
 
@@ -71,11 +73,14 @@ class FilledContainer:
 def filled_container(case: Case) -> FilledContainer | None:
     """The container of the first holder that the source shows to be filled.
 
-    None where a cycle or a memoized function holds the tensors: that is what is wrong then.
+    None where a cycle or a memoized function holds the tensors: that is what is wrong then; nor
+    where graphs of far more steps hang on it than it has places, so that it is they that grow.
     """
     if case.links & CYCLES or LinkKind.LRU_CACHE in case.links:
         return None
     for holder in case.finding.holders:
+        if case.graph and 0 < _FAR_MORE * _places(holder) < case.finding.growth.times:
+            continue
         place = case.place_of(holder)
         if place is None or linked_at(holder.links) is not None:
             continue
@@ -86,6 +91,16 @@ def filled_container(case: Case) -> FilledContainer | None:
         if place is not None and filling is not None:
             return FilledContainer(holder, place, filling)
     return None
+
+
+def _places(holder: Holder) -> int:
+    """How many items the containers of a chain have together; 0 where it has none."""
+    lengths = [
+        link.length
+        for link in holder.links
+        if link.kind == LinkKind.ITEM and link.length > 0 and link.type_name != "tuple"
+    ]
+    return prod(lengths) if lengths else 0
 
 
 def filled_registry(case: Case) -> FilledContainer | None:

@@ -54,6 +54,8 @@ class Growth:
     """Most of it are tensors that are made anew, and larger, again and again: not ever more."""
     has_parameters: bool = False
     """Parameters are among them: whole models pile up."""
+    times: int = 0
+    """Recorded steps in which it grew."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,6 +18,7 @@ from memprof.records import GuessedSteps, Holder, Site
 from memprof.reference_chain import LinkKind
 from memprof.rules.between_windows import stackless_group, with_stackless
 from memprof.rules.containers import is_kept_short
+from memprof.rules.counted_later import came_and_went
 from memprof.rules.cyclic_garbage import cyclic_garbage, freed_by_collector
 from memprof.rules.finding import Evidence, Growth, Kind, RuleFinding, Series
 from memprof.rules.group_by_holder import (
@@ -100,7 +101,7 @@ class _Leak:
     def confidence(self) -> float:
         """How sure it is that this leaks, from 0 to 1: less where the program keeps it small."""
         most = max(group.confidence for group in self.cluster.groups)
-        if self._is_of_few_models() or self.fills_a_container:
+        if self._is_of_few_models() or self.fills_a_container or self._came_and_went():
             return min(most, _BOUNDED_CONFIDENCE)
         return min(most, _BOUNDED_WHOLES) if self._is_bounded() else most
 
@@ -131,6 +132,13 @@ class _Leak:
             if 2 * storages.sum() > size.sum() and share_shown(holder, storages) <= SMALL_PART:
                 return True
         return False
+
+    def _came_and_went(self) -> bool:
+        """Whether counters show, after the last window, that it was given back and made again."""
+        rows = np.concatenate([group.rows for group in self.cluster.groups])
+        there = int(self.survival.lives.size[rows[self.survival.outlast(rows)]].sum())
+        last_step = int(self.survival.steps[-1])
+        return came_and_went(self.device.steps, last_step, there, self.cluster.per_step)
 
     def _is_of_few_models(self) -> bool:
         groups = self.cluster.groups
@@ -280,6 +288,7 @@ class _Leak:
             forward_share=float(forward) / max(1, int(lives.size[rows].sum())),
             is_replaced=self._is_replaced(),
             has_parameters=bool((lives.category[rows] == Category.PARAMETER).any()),
+            times=len(self._births(rows)),
         )
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from memprof.records import Holder
 from memprof.reference_chain import THROUGH_GRAPH, LinkKind, largest_container
 from memprof.rules.case import Case
+from memprof.rules.containers import filled_container
 from memprof.rules.rule import Advice, Cause
 from memprof.rules.source_facts import handed_over
 from memprof.source_code.assignment_index import is_empty_container
@@ -99,6 +100,12 @@ def _is_shared_out(case: Case, storage_bytes: int) -> bool:
     return len(parts) > 1 and (viewed_bytes >= storage_bytes or len(parts) >= _MOST_HOLDERS)
 
 
+def _goes_on(part: PartOfStorage, case: Case) -> bool:
+    """Whether most of the growth is left after a clone, in a container that the program fills."""
+    is_large = part.shown_bytes > SMALL_PART * part.storage_bytes
+    return is_large and filled_container(case) is not None
+
+
 def advice_on_view(part: PartOfStorage, case: Case) -> Iterator[Advice]:
     """Clone the view where it is stored."""
     part_place = next(_stored_parts(case), None)
@@ -114,7 +121,7 @@ def advice_on_view(part: PartOfStorage, case: Case) -> Iterator[Advice]:
         place or (case.places[0] if case.places else case.site),
         patch=patch,
         remains=part.shown_bytes / part.storage_bytes,
-        otherwise=not part.is_main_reason,
+        otherwise=not part.is_main_reason or _goes_on(part, case),
     )
 
 

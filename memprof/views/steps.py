@@ -22,6 +22,8 @@ Ints = npt.NDArray[np.int64]
 
 _PROFILER_STEP = re.compile(r"ProfilerStep#(\d{1,15})$", re.ASCII)
 _OPTIMIZER_STEP = "Optimizer.step#"
+_FEWEST_SPACED = 12
+"""Rows at regular steps that make a trend; else the rows are taken at shorter distances."""
 
 
 def device_steps(device: DeviceRun, lines: tuple[Timeline, ...]) -> Steps:
@@ -113,12 +115,32 @@ def _step_row(line: Timeline, times: Ints, number: int, start: int, end: int) ->
 
 
 def allocated_trend(steps: Steps) -> Trend | None:
-    """The trend of allocated bytes at step ends after warm-up; None with fewer than five steps."""
+    """The trend of allocated bytes at step ends after warm-up; None with fewer than five steps.
+
+    Where a row covers many steps, as between windows, no stretch counts for more by its more rows.
+    """
     with_figures = (steps.allocated != NOT_RECORDED) & (steps.first >= WARM_UP)
     last, row = np.unique(
         steps.last[with_figures], return_index=True
     )  # a damaged file repeats steps
-    return trend(last.astype(np.float64), steps.allocated[with_figures][row].astype(np.float64))
+    places = _at_regular_steps(last)
+    values = steps.allocated[with_figures][row][places]
+    return trend(last[places].astype(np.float64), values.astype(np.float64))
+
+
+def _at_regular_steps(last: Ints) -> Ints:
+    """Places of an ascending series of steps about as far apart as its rows are where few are.
+
+    All of them where there are as many everywhere; as many as make a trend, in any case.
+    """
+    width = int(np.diff(last).max(initial=1))
+    while width > 1:
+        of_width = last // width
+        ends: Ints = np.append(np.flatnonzero(np.diff(of_width)), len(last) - 1)
+        if len(ends) >= _FEWEST_SPACED:
+            return ends
+        width //= 2
+    return np.arange(len(last))
 
 
 def is_lone_request(trace: Trace) -> bool:

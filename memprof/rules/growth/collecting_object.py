@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from memprof.records import Holder
@@ -214,12 +214,23 @@ def _by_release(case: Case) -> Collector | None:
             continue
         if len(having.releases) <= _MOST_RELEASES:
             return Collector(
-                case.place_of(holder),
+                _filling_call(case, owner, having.releases) or case.place_of(holder),
                 owner=owner,
                 container=container,
                 length=length,
                 releases=having.releases,
             )
+    return None
+
+
+def _filling_call(case: Case, owner: str, releases: Sequence[str]) -> Place | None:
+    """The program's first statement that hands something to the object."""
+    for program in case.programs:
+        for call in calls_in(program.tree):
+            name = last_name(ast.unparse(call.func))  # ``metric(x)``, else ``metric.update(x)``
+            calls_it = name == owner and bool(call.args)
+            if calls_it or (name not in releases and _hands(call, owner)):
+                return program.place(call)
     return None
 
 

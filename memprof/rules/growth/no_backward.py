@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
 from memprof.rules.graph_lines import under_no_grad
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.source_code.program import Place
+from memprof.trace import Phase
 
 __all__ = ["RULE"]
+
+_LEAST_TENSORS = 8
+"""Of a shorter time it cannot be said that no backward pass comes in it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,9 +36,14 @@ class NoBackward(GrowthRule[NeedlessGraph]):
     yields_to = (*EVERY_OTHER, "collecting-object")
 
     def match(self, case: Case) -> NeedlessGraph | None:
-        """A graph that something holds, in a run whose labels know no backward pass."""
-        builds = case.graph and not case.backward and case.finding.kind is not Kind.CYCLE
-        if not builds or case.site is None or not case.links:
+        """A graph that something holds, while no backward pass runs that the labels know of."""
+        builds = case.graph and case.finding.kind is not Kind.CYCLE
+        if (
+            not builds
+            or (case.backward and not _none_meanwhile(case))
+            or case.site is None
+            or not case.links
+        ):
             return None
         return NeedlessGraph(case.site)
 
@@ -40,10 +51,23 @@ class NoBackward(GrowthRule[NeedlessGraph]):
         """Build none."""
         yield Advice(
             "no_grad",
-            "Nothing here runs a backward pass, yet the graph is built and kept.",
+            "No backward pass runs here, yet the graph is built and kept.",
             cause.place,
             patch=under_no_grad(case),
         )
+
+
+def _none_meanwhile(case: Case) -> bool:
+    """Whether no backward pass ran from the first to the last of the tensors.
+
+    Others may: samples are drawn between two epochs of training.
+    """
+    allocs = case.finding.evidence.allocs
+    if case.trace is None or len(allocs) < _LEAST_TENSORS:
+        return False
+    phases = np.array([label.phase for label in case.trace.tables.labels])
+    between = case.trace.events.label[int(allocs[0]) : int(allocs[-1]) + 1]
+    return not bool((phases[between] == Phase.BACKWARD).any())
 
 
 RULE = NoBackward()
