@@ -59,3 +59,30 @@ def test_the_call_beside_the_line_that_makes_it_is_named(tmp_path):
     (found,) = findings_of(given_a_name, tmp_path / "run.json")
     (remedy, *_) = (one for one in found.remedies if one.rule == "collecting-object")
     assert remedy.code == "job.later.enter(3600, count, print, batch)"
+
+
+class Tagger:
+    """A program's own object with a library's metric, which is given what a loader made."""
+
+    def __init__(self, metric):
+        self.precision = metric
+
+    def training_step(self, batch):
+        probabilities = batch.float().mean()
+        self.precision.update(batch)
+        return float(probabilities) + self.precision.compute()
+
+
+def test_what_hands_things_to_a_metric_is_the_line_that_should_empty_it(tmp_path, library):
+    def program():
+        tagger = Tagger(library("scores").AveragePrecision())
+
+        def step(number):
+            tagger.training_step(torch.zeros(WIDTH, WIDTH))
+
+        return step
+
+    (found,) = findings_of(program, tmp_path / "run.json")
+    (remedy,) = (one for one in found.remedies if one.rule == "collecting-object")
+    assert (remedy.fix, remedy.code) == ("clear_container", "self.precision.update(batch)")
+    assert "`precision.reset()`" in remedy.why

@@ -43,6 +43,24 @@ def test_a_clone_leaves_the_row_and_nothing_else(tmp_path):
     assert first.saves_bytes == (WIDTH - 1) * WIDTH * 4
 
 
+def halves():
+    store = []
+
+    def step(number):
+        probabilities = torch.zeros(WIDTH, WIDTH)
+        store.append(probabilities.chunk(2)[0])
+
+    return step
+
+
+def test_of_half_a_storage_each_the_list_that_grows_comes_first(tmp_path):
+    """A clone leaves half of the growth."""
+    (found,) = findings_of(halves, tmp_path / "run.json")
+    fixes = [one.fix for one in found.remedies]
+    assert fixes[0] == "clear_container"
+    assert "clone_view" in fixes
+
+
 def rows_with_a_graph():
     """As embeddings of sentences are collected where gradients were forgotten."""
     net = torch.nn.Sequential(

@@ -38,3 +38,34 @@ def test_it_is_to_be_given_a_largest_size(tmp_path):
         "bound_cache",
         "tables[number] = torch.zeros(WIDTH, WIDTH)",
     )
+
+
+class Monitor:
+    """Moving averages by name, which the step before's are part of with their graphs."""
+
+    def __init__(self):
+        self.averages = {}
+
+    def update(self, **values):
+        for name, value in values.items():
+            if name in self.averages:
+                value = 0.9 * self.averages[name] + 0.1 * value  # noqa: PLW2901 - the pattern
+            self.averages[name] = value
+
+
+def averages():
+    net, monitor = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()), Monitor()
+
+    def step(number):
+        monitor.update(mean=net(torch.ones(WIDTH, WIDTH)).mean())
+
+    return step
+
+
+def test_a_dict_that_has_few_places_for_many_steps_is_not_what_grows(tmp_path):
+    (found, *_) = findings_of(averages, tmp_path / "run.json")
+    assert "unbounded-dict" not in {one.rule for one in found.remedies}
+    assert (found.remedies[0].fix, found.remedies[0].code) == (
+        "detach",
+        "self.averages[name] = value",
+    )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -179,20 +177,6 @@ class Answers:
         return self.model(tokens, past=cache)
 
 
-@pytest.fixture
-def chat(tmp_path, monkeypatch):
-    """The library where libraries lie: not below the program."""
-    source = Path(__file__).with_name("site-packages") / "chat" / "__init__.py"
-    path = tmp_path / "site-packages" / "chat" / "__init__.py"
-    path.parent.mkdir(parents=True)
-    path.write_text(source.read_text())
-    os.utime(path, (0, 0))  # older than the recording
-    spec = importlib.util.spec_from_file_location("chat", path)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "chat", module)
-    spec.loader.exec_module(module)
-
-
 def scores():
     answers = Answers()
 
@@ -202,8 +186,8 @@ def scores():
     return step
 
 
-@pytest.mark.usefixtures("chat")
-def test_an_object_that_each_call_of_a_library_adds_to_is_handed_over_as_a_copy(tmp_path):
+def test_an_object_that_each_call_of_a_library_adds_to_is_handed_over_as_a_copy(tmp_path, library):
+    library("chat")
     (found,) = (
         one for one in findings_of(scores, tmp_path / "run.json", 60) if one.kind is Kind.LEAK
     )

@@ -95,6 +95,20 @@ def test_growth_is_the_median_slope_after_warm_up() -> None:
     assert found.rising > 0.9
 
 
+def test_steps_that_were_recorded_one_by_one_count_for_no_more_than_others() -> None:
+    """It rose for fifty steps, and then was level for a thousand, of which each row has ten."""
+    ones, tens = np.arange(50), np.arange(50, 1050, 10)
+    steps = Steps.build(
+        first=np.concatenate([ones, tens]),
+        last=np.concatenate([ones, tens + 9]),
+        allocated=np.concatenate([MIB + 100 * ones, np.full(len(tens), MIB + 5_000)]),
+    )
+    found = allocated_trend(steps)
+    assert found is not None
+    assert found.bytes_per_step == 0
+    assert (found.first_step, found.last_step) == (9, 1049)
+
+
 def test_a_level_floor_does_not_grow() -> None:
     found = allocated_trend(counters([MIB] * 30))
     assert found is not None

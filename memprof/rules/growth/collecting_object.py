@@ -66,8 +66,8 @@ class CollectingObject(GrowthRule[Collector]):
             _by_name(case)
             or _by_call(case)
             or _by_result(case)
-            or _by_argument(case)
             or _by_release(case)
+            or _by_argument(case)
             or _by_construction(case)
         )
 
