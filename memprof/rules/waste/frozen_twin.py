@@ -62,8 +62,8 @@ class FrozenTwin(WasteRule[Match]):
     def advice(self, match: Match, case: Case) -> Iterator[Advice]:
         """Switch the adapters off for the reference."""
         why = (
-            f"{format_bytes(match.nbytes)} are weights that the model with adapters has as well, as "
-            "nothing trains them: make no second model, and call that one within "
+            f"{format_bytes(match.nbytes)} are weights that the model with adapters has as well, "
+            "as nothing trains them: make no second model, and call that one within "
             "`with model.disable_adapter():` instead."
         )
         yield Advice("disable_adapter", why, case.site)
