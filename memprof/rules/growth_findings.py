@@ -16,7 +16,7 @@ import numpy.typing as npt
 from memprof.chain_description import keeper
 from memprof.records import GuessedSteps, Holder, Site
 from memprof.reference_chain import LinkKind
-from memprof.rules.between_windows import stackless_group, with_stackless
+from memprof.rules.between_windows import StacklessGroup, stackless_group, with_stackless
 from memprof.rules.containers import is_kept_short
 from memprof.rules.counted_later import came_and_went
 from memprof.rules.cyclic_garbage import cyclic_garbage, freed_by_collector
@@ -26,7 +26,7 @@ from memprof.rules.group_by_holder import (
     clusters,
     held_by,
 )
-from memprof.rules.growing_groups import growing_groups
+from memprof.rules.growing_groups import GrowingGroup, growing_groups
 from memprof.rules.same_holder import holder_key
 from memprof.rules.small_views import SMALL_PART, alike, share_shown
 from memprof.run import DeviceRun, Run
@@ -82,10 +82,21 @@ def _candidates(run: Run, examination: DeviceExamination) -> list[_Leak]:
     stackless = stackless_group(lives)
     groups = with_stackless(growing_groups(lives, freed, holders), stackless, lives, holders)
     if stackless is not None and EMPTY in holders:  # one search was for what has no stack
-        holders.setdefault(stackless.stack, holders[EMPTY])
+        own = holders.get(stackless.stack, ())
+        if not own or _is_mostly_stackless(stackless, groups):
+            holders[stackless.stack] = (*holders[EMPTY], *own)
     growing_stacks = {group.stack for group in groups}
     groups += [one for one in cyclic_garbage(lives, freed) if one.stack not in growing_stacks]
     return [_Leak(device, lives, cluster, run.guessed) for cluster in clusters(groups, holders)]
+
+
+def _is_mostly_stackless(stackless: StacklessGroup, groups: Sequence[GrowingGroup]) -> bool:
+    """Whether most of what stays of a stack was made between windows.
+
+    Who had the first of it, in the call that made them, need not be who keeps the others.
+    """
+    own = [len(group.rows) for group in groups if group.stack == stackless.stack]
+    return 2 * len(stackless.rows) > sum(own)
 
 
 @dataclass(slots=True, eq=False)

@@ -269,16 +269,19 @@ def _enlarged_through_name(place: Place) -> str:
 def enlarged_copy(statement: ast.stmt) -> str:
     """``x`` of a statement that replaces it by a larger copy; empty for other statements.
 
-    Joined with others (``x = torch.stack((x, new))``), padded, or ``x = np.append(x, new)``.
+    Joined with others (``x = torch.stack((x, new))``), padded, or ``x = np.append(x, new)``. Not
+    ``parts = torch.cat(parts)``, where the name was a list's.
     """
     texts = {ast.unparse(target) for target in bound_names(statement)}
     for call in own_calls(statement, *JOINING, "append", "pad"):
         if called_name(call) == "append" and len(call.args) < 2:
             continue  # a list's
+        joins_list = called_name(call) in JOINING
         for argument in call.args:
             for node in ast.walk(argument):
                 is_nameable = isinstance(node, (ast.Name, ast.Attribute, ast.Subscript))
-                if is_nameable and ast.unparse(node) in texts:
+                is_list = joins_list and node is call.args[0]
+                if is_nameable and not is_list and ast.unparse(node) in texts:
                     return ast.unparse(node)
     return ""
 

@@ -101,8 +101,16 @@ def reductions_of(place: Place, value: ast.expr) -> list[ast.Call | None]:
 
 
 def _reductions_of(place: Place, name: str) -> Iterator[ast.Call | None]:
-    """The calls that reduce a variable; None for each read of another kind."""
+    """The calls that reduce a variable; None for each read of another kind.
+
+    Of a list that is joined under its own name, ``scores = torch.cat(scores)``, what the function
+    reads up to there is none of the joined tensor.
+    """
+    own = {id(node) for node in ast.walk(place.statement)}
+    end = place.statement.end_lineno or place.line
     for load, around in reads_of(place.scope, name):
+        if place.loop is None and (id(load) in own or load.lineno <= end):
+            continue
         if any(isinstance(node, (*FUNCTIONS, ast.Lambda)) for node in around[1:]):
             yield None
         elif not (isinstance(around[-1], ast.Attribute) and around[-1].attr in _OF_SHAPE):

@@ -84,7 +84,10 @@ def _returned(case: Case, holder: Holder) -> ReturnedResults | None:
 
 
 def _filling(callers: Sequence[Frame], holder: Holder) -> Place | None:
-    """The statement by which the library's code on the stack fills the container of a chain."""
+    """The statement of a function of the library's on the stack that fills a chain's container.
+
+    What other functions of its file put there, they were handed by somebody else.
+    """
     kinds = [link.kind for link in holder.links]
     at = kinds.index(LinkKind.ITEM) if LinkKind.ITEM in kinds else 0
     name = last_name(holder.links[at - 1].name) if at else ""
@@ -97,7 +100,10 @@ def _filling(callers: Sequence[Frame], holder: Holder) -> Place | None:
         for call in calls_in(program.tree, *FILLING):
             place = program.at(call.lineno)
             filling = growing(place)
-            if filling is not None and last_name(filling.container) == name:
+            function = place.function.name if place is not None and place.function else ""
+            if filling is None or function != frame.name.rpartition(".")[2]:
+                continue
+            if last_name(filling.container) == name:
                 return place
     return None
 

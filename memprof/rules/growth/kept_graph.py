@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memprof.reference_chain import LinkKind
+from memprof.reference_chain import LinkKind, is_field
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
 from memprof.rules.graph_lines import OF_ERRORS, of_many_steps, retaining
@@ -36,6 +36,9 @@ class KeptGraphs(Cause):
     filling: Filling | None = None
     of_many_steps: bool = False
     """The chain of references goes from an item of a container into a graph."""
+    entry: Place | None = None
+    """Where no statement of the program fills it: the one that has the key of the chain's item."""
+    key: str = ""
 
 
 class KeptGraph(GrowthRule[KeptGraphs]):
@@ -57,14 +60,55 @@ class KeptGraph(GrowthRule[KeptGraphs]):
             filling = growing(place)
             if filling is not None:
                 return KeptGraphs(place, filling, many)
-        return KeptGraphs(of_many_steps=True) if many and any(retaining(case)) else None
+        if not many or not (case.kept_itself <= _MOSTLY or any(retaining(case))):
+            return None
+        key, entry = _entry(case)
+        return KeptGraphs(of_many_steps=True, entry=entry, key=key)
 
     def advice(self, cause: KeptGraphs, case: Case) -> Iterator[Advice]:
         """Keep the number, or the tensor without its graph; and let backward passes free it."""
         if cause.place is not None and cause.filling is not None:
             yield from _cuts(cause.place, cause.filling, case)
+        elif cause.entry is not None:
+            why = (
+                f"What is handed over under `{cause.key!r}` is kept with the graph that made it: "
+                "hand over a number (`.item()`), or the tensor detached."
+            )
+            yield Advice("detach", why, cause.entry, remains=case.kept_itself)
         if cause.of_many_steps:
             yield from retaining(case)
+
+
+def _entry(case: Case) -> tuple[str, Place | None]:
+    """The key of the item by which a library keeps a graph, and the only statement that has it.
+
+    ``{"entropy": entropy}``, ``row["entropy"] = entropy`` or ``entropy=entropy``.
+    """
+    for holder in case.finding.holders:
+        kinds = [link.kind for link in holder.links]
+        at = kinds.index(LinkKind.AUTOGRAD_NODE) if LinkKind.AUTOGRAD_NODE in kinds else 0
+        link = holder.links[at - 1]
+        if not at or not is_field(link):
+            continue
+        key = link.name.strip("'")
+        places = {
+            (program.filename, place.line): place
+            for program in case.programs
+            for node in ast.walk(program.tree)
+            if _has_key(node, key) and (place := program.place(node)) is not None
+        }
+        if len(places) == 1:
+            return key, next(iter(places.values()))
+    return "", None
+
+
+def _has_key(node: ast.AST, key: str) -> bool:
+    """Whether an expression gives something a key that it writes out."""
+    if isinstance(node, ast.Dict):
+        return any(isinstance(one, ast.Constant) and one.value == key for one in node.keys)
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        return isinstance(node.slice, ast.Constant) and node.slice.value == key
+    return isinstance(node, ast.Call) and any(one.arg == key for one in node.keywords)
 
 
 def _cuts(place: Place, filling: Filling, case: Case) -> Iterator[Advice]:
