@@ -13,6 +13,7 @@ import torch
 from memprof.errors import SettingsError
 from memprof.records import Holder
 from memprof.reference_chain import IN_PATHS, Link, LinkKind, Unowned, way
+from memprof.referrers.context_cycles import kept_by_contexts
 from memprof.referrers.heap import Deadline
 from memprof.referrers.links import Naming
 from memprof.referrers.merge_links import tidy
@@ -189,6 +190,8 @@ def _of_lost(
         links[key] = links_of(search, search.references[key][0], naming)[0] or links[key]
     if not search.complete:  # by now
         links |= {key: _too_early() for key in nameless - in_arrays}
+    if search.complete or search.deadline.names_followed:
+        links |= kept_by_contexts(search, nameless - in_arrays, naming)
     blocks = search.targets.blocks
     return {
         key: (holder_of(with_what_is_known(one, blocks.block(key)), files),)

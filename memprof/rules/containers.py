@@ -40,6 +40,7 @@ __all__ = [
     "has_fixed_keys",
     "is_cache",
     "is_kept_short",
+    "places_in",
     "taken_at",
 ]
 
@@ -79,7 +80,7 @@ def filled_container(case: Case) -> FilledContainer | None:
     if case.links & CYCLES or LinkKind.LRU_CACHE in case.links:
         return None
     for holder in case.finding.holders:
-        if case.graph and 0 < _FAR_MORE * _places(holder) < case.finding.growth.times:
+        if case.graph and 0 < _FAR_MORE * places_in(holder) < case.finding.growth.times:
             continue
         place = case.place_of(holder)
         if place is None or linked_at(holder.links) is not None:
@@ -93,7 +94,7 @@ def filled_container(case: Case) -> FilledContainer | None:
     return None
 
 
-def _places(holder: Holder) -> int:
+def places_in(holder: Holder) -> int:
     """How many items the containers of a chain have together; 0 where it has none."""
     lengths = [
         link.length

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from memprof.records import Holder
 from memprof.reference_chain import THROUGH_GRAPH, LinkKind, largest_container
 from memprof.rules.case import Case
-from memprof.rules.containers import filled_container
+from memprof.rules.containers import filled_container, places_in
 from memprof.rules.rule import Advice, Cause
 from memprof.rules.source_facts import handed_over
 from memprof.source_code.assignment_index import is_empty_container
@@ -33,6 +33,8 @@ _FAR_MORE = 4
 SMALL_PART = 0.25
 """Of a storage, or of all that a container keeps: who shows more of it hardly keeps it by mistake;
 and a larger view is not what keeps much alive where a graph does."""
+_MOSTLY = 0.5
+"""Of what grows, that is shown: then a clone of each view frees little."""
 _MOST_HOLDERS = 3
 """Where all that a search names show a part each, there may be more of them."""
 
@@ -83,6 +85,8 @@ def small_view(case: Case) -> PartOfStorage | None:
                     return None
                 if not 0 < view_bytes < whole or _is_shared_out(case, whole):
                     return None
+                if places_in(holder) * view_bytes > _MOSTLY * case.finding.bytes:
+                    return None  # the views of its items together show what they keep
                 small = view_bytes <= SMALL_PART * whole or not case.links & THROUGH_GRAPH
                 return PartOfStorage(view_bytes, whole, small)
     return None

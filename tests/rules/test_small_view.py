@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import heapq
 
+import pytest
 import torch
 
 from tests.rules.recorded import findings_of
@@ -53,12 +54,21 @@ def halves():
     return step
 
 
-def test_of_half_a_storage_each_the_list_that_grows_comes_first(tmp_path):
-    """A clone leaves half of the growth."""
-    (found,) = findings_of(halves, tmp_path / "run.json")
-    fixes = [one.fix for one in found.remedies]
-    assert fixes[0] == "clear_container"
-    assert "clone_view" in fixes
+def quarters():
+    store = []
+
+    def step(number):
+        probabilities = torch.zeros(WIDTH, WIDTH)
+        store.append(list(probabilities.chunk(4)))
+
+    return step
+
+
+@pytest.mark.parametrize("program", [halves, quarters])
+def test_where_views_show_much_of_what_grows_the_list_comes_first(program, tmp_path):
+    """A clone of each leaves half of the growth, or all."""
+    (found, *_) = findings_of(program, tmp_path / "run.json")
+    assert found.remedies[0].fix == "clear_container"
 
 
 def rows_with_a_graph():

@@ -12,6 +12,7 @@ from memprof.rules.case import Case
 from memprof.rules.lifespan import outlive_steps
 from memprof.rules.references import advice_on_exceptions
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.rules.stored_contexts import advice_on_context, stored_attribute
 from memprof.source_code.call_sites import handed_to
 from memprof.source_code.idioms import growing
 from memprof.source_code.patch import diff, wrapped
@@ -45,7 +46,7 @@ class OldGraphs(WasteRule[OldGraph]):
 
     name = "old-graphs"
     summary = "graphs of a few earlier steps are still held"
-    fixes = ("detach", "clear_traceback")
+    fixes = ("detach", "clear_traceback", "save_for_backward")
     yields_to = ("retained-graph",)
     names_holders = True
 
@@ -74,7 +75,11 @@ class OldGraphs(WasteRule[OldGraph]):
         return f"are activations of {match.steps} earlier steps whose graphs are still held"
 
     def advice(self, match: OldGraph, case: Case) -> Iterator[Advice]:
-        """Detach what is stored; a stored exception is to be dropped first."""
+        """Detach what is stored; a stored exception, or a context's attribute, comes first."""
+        context = stored_attribute(case)
+        if context is not None:
+            yield from advice_on_context(context)
+            return
         why = f"Tensors of {match.steps} earlier steps are kept with the graphs that made them"
         site = case.site
         for place, argument in [*handed_to(site)][:1] if site is not None else ():
