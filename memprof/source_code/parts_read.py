@@ -9,6 +9,7 @@ from enum import Enum
 
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import FUNCTIONS, LOOPS, Place, bound_names, called_name, source_of
+from memprof.source_code.reductions import computed_by_value
 from memprof.source_code.scopes import COMPREHENSIONS, nodes_around, parameters, reads_of
 from memprof.source_code.verbs import CONVERTING
 from memprof.trace import Frame
@@ -85,9 +86,11 @@ def part_read(stack: Sequence[Frame]) -> PartRead | None:
             if _is_the_call(statement.value):
                 continue
             return None
-        name = _name_bound(statement)
-        if not name:
+        name, taken = _name_bound(statement)
+        if not name or (taken and taken != field):
             return None
+        if taken:  # ``logits = model(ids).logits``
+            return _only_part(place, name, switch)
         if _is_returned(place, name):
             continue
         in_field = _field_returned(place, name)
@@ -198,12 +201,14 @@ def _are_first_few(index: ast.expr) -> bool:
     return first.lower is None and first.step is None and first.upper is not None
 
 
-def _name_bound(statement: ast.stmt) -> str:
-    """``y`` of ``y = f(x)``; empty for other statements."""
+def _name_bound(statement: ast.stmt) -> tuple[str, str]:
+    """``y`` of ``y = f(x)``, and ``out`` of ``y = f(x).out``; empty for other statements."""
     if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
-        return ""
-    (target,) = statement.targets
-    return target.id if isinstance(target, ast.Name) and _is_the_call(statement.value) else ""
+        return "", ""
+    (target,), value = statement.targets, statement.value
+    field = value.attr if isinstance(value, ast.Attribute) else ""
+    is_call = _is_the_call(value.value if isinstance(value, ast.Attribute) else value)
+    return (target.id, field) if isinstance(target, ast.Name) and is_call else ("", "")
 
 
 def _is_the_call(value: ast.expr | None) -> bool:
@@ -238,34 +243,74 @@ def _field_returned(place: Place, name: str) -> str:
 def _only_part(place: Place, value: str, switch: str) -> PartRead | None:
     """The part of a variable, or of its field, that every read of it in the function takes."""
     name, _, field = value.partition(".")
-    parts: dict[str, ast.expr] = {}
-    for load, parents in reads_of(place.scope, name):
-        node_read: ast.expr = load
-        parent = parents[-1]
+    parts = list(_parts_in(place, name, field, set()))
+    texts = {ast.unparse(part) for part in parts if part is not None}
+    if None in parts or len(texts) != 1 or parts[0] is None:
+        return None
+    reading = place.program.place(parts[0])
+    return PartRead(reading, texts.pop(), switch) if reading is not None else None
+
+
+def _parts_in(place: Place, name: str, field: str, followed: set[str]) -> Iterator[ast.expr | None]:
+    """The part that each read of a variable takes; None for one that reads more.
+
+    Also of what is computed of it row by row, ``scores = logits.log_softmax(-1)``.
+    """
+    followed.add(name)
+    for load, around in reads_of(place.scope, name):
+        node: ast.expr = load
+        waiting = [*around]
         if field:
+            parent = waiting.pop()
             if not isinstance(parent, ast.Attribute):
-                return None
+                yield None
+                continue
             if parent.attr != field:
                 continue
-            node_read, parent = parent, parents[-2]
-        if isinstance(parent, ast.Attribute) and parent.attr in _OF_SHAPE:
+            node = parent
+        if isinstance(waiting[-1], ast.Attribute) and waiting[-1].attr in _OF_SHAPE:
             continue
-        is_part = isinstance(parent, ast.Subscript) and parent.value is node_read
-        if not is_part or not isinstance(parent, ast.Subscript) or not _is_one_part(parent.slice):
-            return None
-        parts.setdefault(ast.unparse(parent), parent)
-    if len(parts) != 1:
-        return None
-    ((text, node),) = parts.items()
-    reading = place.program.place(node)
-    return PartRead(reading, text, switch) if reading is not None else None
+        node, parent = _computed_by_rows(node, waiting)
+        if isinstance(parent, ast.Subscript) and parent.value is node:
+            yield parent if _is_one_part(parent.slice) else None
+            continue
+        bound = bound_names(parent) if isinstance(parent, ast.Assign) else []
+        is_named = len(bound) == 1 and isinstance(bound[0], ast.Name) and node is not load
+        if is_named and bound[0].id not in followed:  # type: ignore[attr-defined]
+            yield from _parts_in(place, bound[0].id, "", followed)  # type: ignore[attr-defined]
+        else:
+            yield None
+
+
+def _computed_by_rows(node: ast.expr, waiting: list[ast.AST]) -> tuple[ast.expr, ast.AST]:
+    """The outermost expression that computes each row of a value by itself, and what is around."""
+    while waiting:
+        rest = [*waiting]
+        computing = computed_by_value(node, rest)
+        if computing is None or not _keeps_rows(computing):
+            break
+        node, waiting = computing, rest
+    return node, waiting[-1]
+
+
+def _keeps_rows(node: ast.expr) -> bool:
+    """Whether what is computed along a dimension goes along the last one."""
+    if called_name(node) not in ("log_softmax", "softmax"):
+        return True
+    assert isinstance(node, ast.Call)
+    given = [one.value for one in node.keywords if one.arg == "dim"] or node.args[-1:]
+    return [ast.unparse(one) for one in given] == ["-1"]
 
 
 def _is_one_part(index: ast.expr) -> bool:
-    """Whether a subscript takes one place that it writes out, of a whole: ``[:, -1]``."""
+    """Whether a subscript takes one place that it writes out, of a whole: ``[:, -1]``.
+
+    Or some of that place's values: ``[:, -1, letters]``.
+    """
     entries = index.elts if isinstance(index, ast.Tuple) else [index]
     places = [one for one in entries if not _is_whole(one)]
-    return len(places) == 1 and len(entries) > 1 and _is_number(places[0])
+    is_first = _is_whole(entries[0]) and len(entries) > 1 and bool(places)
+    return is_first and _is_number(places[0])
 
 
 def _is_whole(entry: ast.expr) -> bool:

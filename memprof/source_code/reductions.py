@@ -11,7 +11,7 @@ from memprof.source_code.program import FUNCTIONS, Place, bound_names, called_na
 from memprof.source_code.scopes import nodes_around, reads_of
 from memprof.source_code.verbs import JOINING
 
-__all__ = ["Reduced", "Reduction", "reduction_of", "reductions_of"]
+__all__ = ["Reduced", "Reduction", "computed_by_value", "reduction_of", "reductions_of"]
 
 _PICKING = frozenset(
     (
@@ -121,7 +121,7 @@ def _is_bound(node: ast.AST, around: list[ast.AST]) -> bool:
     """Whether an assignment binds a value, or what is computed of it value by value."""
     waiting = [*around]
     while len(waiting) > 1:
-        call = _computing(node, waiting)
+        call = computed_by_value(node, waiting)
         if call is None:
             return False
         node = call
@@ -133,7 +133,7 @@ def _reducing(node: ast.AST, around: list[ast.AST]) -> ast.Call | None:
     waiting = [*around]
     while waiting:
         parents = [*waiting]
-        computing = _computing(node, waiting)
+        computing = computed_by_value(node, waiting)
         if computing is None:
             call = _called_with(node, parents)
             name = called_name(call) if call is not None else ""
@@ -145,8 +145,12 @@ def _reducing(node: ast.AST, around: list[ast.AST]) -> ast.Call | None:
     return None
 
 
-def _computing(node: ast.AST, waiting: list[ast.AST]) -> ast.expr | None:
-    """What the innermost of the nodes around a value computes value by value; takes it off them."""
+def computed_by_value(node: ast.AST, waiting: list[ast.AST]) -> ast.expr | None:
+    """What the innermost of the nodes around a value computes value by value; takes it off them.
+
+    None where they compute something else. ``log_softmax`` and the like count, which compute along
+    a dimension within each row.
+    """
     parent = waiting.pop()
     if isinstance(parent, (ast.BinOp, ast.UnaryOp)):
         return None if isinstance(getattr(parent, "op", None), ast.MatMult) else parent

@@ -51,6 +51,43 @@ def looks_alike():
     return step
 
 
+LETTERS = torch.tensor([3, 5, 8])
+
+
+def scores_of_letters():
+    """Probabilities are taken of all positions, and those of a few words are read at the end."""
+    decoder = Decoder()
+
+    @torch.no_grad()
+    def step(number):
+        logits = decoder(torch.randint(WORDS, (ROWS, POSITIONS)))
+        scores = torch.log_softmax(logits.float(), dim=-1)
+        return scores[:, -1, LETTERS].argmax(dim=-1).tolist()
+
+    return step
+
+
+def scores_over_positions():
+    """The same, but each of them depends on all positions."""
+    decoder = Decoder()
+
+    @torch.no_grad()
+    def step(number):
+        logits = decoder(torch.randint(WORDS, (ROWS, POSITIONS)))
+        scores = torch.log_softmax(logits.float(), dim=1)
+        return scores[:, -1, LETTERS].argmax(dim=-1).tolist()
+
+    return step
+
+
+def test_what_is_computed_of_each_position_by_itself_is_followed_to_the_part(tmp_path):
+    (found, *_) = findings_of(scores_of_letters, tmp_path / "run.json")
+    assert (found.rule, found.minor) == ("partly-read", False)
+    assert found.match.part.text == "scores[:, -1, LETTERS]"
+    rules = {one.rule for one in findings_of(scores_over_positions, tmp_path / "other.json")}
+    assert "partly-read" not in rules
+
+
 def two_ends():
     """Two different parts are read."""
     decoder = Decoder()

@@ -42,14 +42,23 @@ class PartlyReadResult(WasteRule[PartlyRead]):
     def matches(self, window: Window) -> Iterator[PartlyRead]:
         """The large tensor of the peak, where a part of it could have been computed by itself."""
         large = large_tensor(window)
-        part = _part(window, large) if large is not None else None
-        if large is None or part is None:
+        if large is None:
             return
+        part, row, rows = _part(window, large), large.row, large.there
+        spared = _spared(window, large, part) if part is not None else rows
+        if part is None:  # what is computed row by row of a layer's result is as large
+            row = _made_by_layer(window, large)
+            part = part_read(window.stack(row)) if row >= 0 else None
+            if part is None:
+                return
+            own = made_on_its_line(window, row)
+            rows = np.union1d(rows, own[window.at_peak[own]])
+            spared = np.union1d(made_on_its_line(window, large.row), own)
         yield PartlyRead(
-            row=large.row,
-            rows=large.there,
-            nbytes=large.nbytes,
-            saving=window.replayed(window.whole(_spared(window, large, part))),
+            row=row,
+            rows=rows,
+            nbytes=int(window.lives.size[rows].sum()),
+            saving=window.replayed(window.whole(spared)),
             part=part,
         )
 
@@ -86,6 +95,15 @@ class PartlyReadResult(WasteRule[PartlyRead]):
                 "`(a * b).sum(-1)` computes of the rows themselves."
             )
             yield Advice("narrow_first", why, case.site, typed="(a * b).sum(-1)")
+
+
+def _made_by_layer(window: Window, large: LargeTensor) -> int:
+    """The row of what a layer made that the large tensor was computed of; -1 for none."""
+    lives = window.lives
+    alike = window.at_peak & ~window.has_owner & (lives.alloc < lives.alloc[large.row])
+    alike &= lives.requested == lives.requested[large.row]
+    rows = np.flatnonzero(alike).tolist()
+    return next((row for row in reversed(rows) if _is_by_linear(window.stack(row))), -1)
 
 
 def _spared(window: Window, large: LargeTensor, part: PartRead | ComputedPart) -> Ints:
