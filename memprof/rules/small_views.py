@@ -85,11 +85,19 @@ def small_view(case: Case) -> PartOfStorage | None:
                     return None
                 if not 0 < view_bytes < whole or _is_shared_out(case, whole):
                     return None
-                if places_in(holder) * view_bytes > _MOSTLY * case.finding.bytes:
-                    return None  # the views of its items together show what they keep
+                if _show_all_together(holder, case.finding.bytes, view_bytes, whole):
+                    return None
                 small = view_bytes <= SMALL_PART * whole or not case.links & THROUGH_GRAPH
                 return PartOfStorage(view_bytes, whole, small)
     return None
+
+
+def _show_all_together(holder: Holder, nbytes: int, view_bytes: int, storage_bytes: int) -> bool:
+    """Whether the views in a chain's containers show most of what they keep: ``nbytes`` or more."""
+    at = largest_container(holder.links)
+    items = holder.links[at].length if at is not None else 1
+    kept_bytes = max(nbytes, items * storage_bytes)
+    return places_in(holder) * view_bytes > _MOSTLY * kept_bytes
 
 
 def _is_shared_out(case: Case, storage_bytes: int) -> bool:

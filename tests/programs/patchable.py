@@ -142,7 +142,7 @@ class Checkpointed:
         seen["out"].sum().backward()
         self.net.zero_grad()
 """,
-    "save_for_backward/context-attribute": """\
+    "save_for_backward/advice_on_context": """\
 class Cube(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

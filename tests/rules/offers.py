@@ -14,13 +14,20 @@ from types import ModuleType
 
 import pytest
 
-from memprof.rules import autocast_regions, graph_lines, references, small_views, stored_exceptions
+from memprof.rules import (
+    autocast_regions,
+    graph_lines,
+    references,
+    small_views,
+    stored_contexts,
+    stored_exceptions,
+)
 from memprof.rules.fixes import FIXES
 from memprof.rules.load_rules import rules
 
 _PATCH = 4
 """The place of the patch among the arguments of `Advice`."""
-_SHARED = (autocast_regions, graph_lines, small_views, stored_exceptions)
+_SHARED = (autocast_regions, graph_lines, small_views, stored_contexts, stored_exceptions)
 """Modules whose advice several rules give."""
 
 

@@ -68,3 +68,27 @@ def test_a_small_result_with_a_large_graph_is_to_be_detached_first(tmp_path):
     first = found.remedies[0]
     assert (found.rule, first.fix) == ("kept-graph", "detach")
     assert first.code == 'outputs.append({"step": number, "agreement": agreement})'
+
+
+def log_to_a_library(library):
+    history, model = library("scores").History(), job()
+
+    def diagnostics(out):
+        return {"size": out.square().mean(), "rows": len(out)}
+
+    def step(number):
+        model(torch.randn(SIZE, SIZE)).square().mean().backward()
+        model.zero_grad()
+        history.log(diagnostics(model(torch.randn(SIZE, SIZE))))
+
+    return step
+
+
+def test_what_a_library_is_handed_under_a_key_is_cut_off_where_the_key_is_written(
+    tmp_path, library
+):
+    (found, *_) = findings_of(lambda: log_to_a_library(library), tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (first.rule, first.fix) == ("kept-graph", "detach")
+    assert first.code == 'return {"size": out.square().mean(), "rows": len(out)}'
+    assert "under `'size'`" in first.why

@@ -54,6 +54,28 @@ def by_part():
     return step
 
 
+def under_its_own_name():
+    """Scores of all against all are joined, and the best few of each row are read."""
+
+    @torch.no_grad()
+    def step(number):
+        scores = []
+        for i in range(PASSES):
+            scores.append(predict(i))
+        scores = torch.cat(scores)
+        best = scores.topk(3, dim=1)
+        return best.values.max().item()
+
+    return step
+
+
+def test_a_list_that_is_joined_under_its_own_name_is_followed_from_there(tmp_path):
+    (found, *_) = findings_of(under_its_own_name, tmp_path / "run.json")
+    assert (found.rule, found.minor) == ("reduced-later", False)
+    assert found.match.reduction.texts == ("scores.topk(3, dim=1)",)
+    assert found.remedies[0].fix == "reduce_predictions"
+
+
 def by_one_of_each_row():
     """Of the probabilities of all tokens those are read that were drawn."""
 

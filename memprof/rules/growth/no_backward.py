@@ -51,7 +51,7 @@ class NoBackward(GrowthRule[NeedlessGraph]):
         """Build none."""
         yield Advice(
             "no_grad",
-            "No backward pass runs here, yet the graph is built and kept.",
+            "Nothing here runs a backward pass, yet the graph is built and kept.",
             cause.place,
             patch=under_no_grad(case),
         )
