@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
-from memprof.cpython.light_dataclass import light_dataclass
+from dataclasses import dataclass
 
 if TYPE_CHECKING:  # a millisecond of a recording's beginning
     import numpy.typing as npt
@@ -164,7 +164,7 @@ class Annotation(NamedTuple):
     end_us: int = NOT_RECORDED
 
 
-@light_dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Tables:
     """What events and blocks point into; shared by all traces of a run.
 
@@ -241,7 +241,7 @@ class Columns:
         return type(self)(**{name: getattr(self, name)[index] for name in self.names()})
 
 
-@light_dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Events(Columns):
     """Events in the order they happened; the row number is the event's index in its trace."""
 
@@ -267,7 +267,7 @@ class Events(Columns):
     elsewhere, and where it is not known."""
 
 
-@light_dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Segments(Columns):
     """Memory held from the driver; for expandable segments one row per contiguous mapped range."""
 
@@ -281,7 +281,7 @@ class Segments(Columns):
     stack: Column = column("i4")
 
 
-@light_dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Blocks(Columns):
     """The blocks that tile the segments, by address."""
 
@@ -300,7 +300,7 @@ class Blocks(Columns):
     """`Category`."""
 
 
-@light_dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class State:
     """Everything an allocator holds at one moment."""
 
@@ -334,7 +334,7 @@ class State:
         return int(self.blocks.size[mask].sum())
 
 
-@light_dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Trace:
     """One device's events without a gap, and the state at one end or both.
 

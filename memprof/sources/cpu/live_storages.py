@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from memprof.cpython.light_dataclass import light_dataclass
+from dataclasses import dataclass
 from memprof.cpython.signal_errors import covers_entry, is_of_signal, raised_at_death
 from memprof.sources.loop.thread_state import ThreadPosition
 from memprof.trace import EMPTY, NOT_RECORDED, Blocks, BlockState, Column, Columns, State, column
@@ -66,7 +66,7 @@ class StorageReference(weakref.ref):  # type: ignore[type-arg]
     """Why it is in double precision, see `DoublePrecisionWatch`; -1 where it is not or unknown."""
 
 
-@light_dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class LivingStorages(Columns):
     """Storages that are alive, as columns."""
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from memprof.cpython.light_dataclass import light_dataclass
+from dataclasses import dataclass
 from memprof.sources.label_rows import LabelRows
 from memprof.sources.owners.tensor_owners import Owner
 from memprof.trace import (
@@ -44,7 +44,7 @@ __all__ = [
 Ints = npt.NDArray[np.int64]
 
 
-@light_dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Lives(Columns):
     """Blocks with what is known of their allocation; positions are rows of a stretch of events."""
 
