@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from dataclasses import Field, field
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-if TYPE_CHECKING:
+from dataclasses import dataclass
+
+if TYPE_CHECKING:  # a millisecond of a recording's beginning
+    import numpy.typing as npt
     from typing_extensions import Self
 
 __all__ = [
@@ -190,6 +192,8 @@ class Columns:
 
     __slots__ = ()
 
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
     def __post_init__(self) -> None:
         """Make every column contiguous and of its dtype.
 
@@ -198,31 +202,29 @@ class Columns:
             OverflowError: a value does not fit its column.
         """
         lengths = set()
-        for spec in fields(self):  # type: ignore[arg-type]
-            column = np.ascontiguousarray(getattr(self, spec.name), dtype=spec.metadata["dtype"])
-            object.__setattr__(self, spec.name, column)
+        for name, spec in self.__dataclass_fields__.items():
+            column = np.ascontiguousarray(getattr(self, name), dtype=spec.metadata["dtype"])
+            object.__setattr__(self, name, column)
             lengths.add(len(column))
         if len(lengths) > 1:
             raise ValueError(f"columns of {type(self).__name__} differ in length: {lengths}")
 
     def __len__(self) -> int:
-        return len(getattr(self, fields(self)[0].name))  # type: ignore[arg-type]
+        return len(getattr(self, next(iter(self.__dataclass_fields__))))
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """The names of the columns, in order."""
-        return tuple(spec.name for spec in fields(cls))  # type: ignore[arg-type]
+        return (*cls.__dataclass_fields__,)
 
     @classmethod
     def build(cls, length: int | None = None, **columns: Any) -> Self:
         """From the columns given; those left out are filled with 0, or what stands for missing."""
         if length is None:
             length = len(next(iter(columns.values()))) if columns else 0
-        for spec in fields(cls):  # type: ignore[arg-type]
-            if spec.name not in columns:
-                columns[spec.name] = np.full(
-                    length, spec.metadata["missing"], spec.metadata["dtype"]
-                )
+        for name, spec in cls.__dataclass_fields__.items():
+            if name not in columns:
+                columns[name] = np.full(length, spec.metadata["missing"], spec.metadata["dtype"])
         return cls(**columns)
 
     @classmethod
@@ -236,7 +238,7 @@ class Columns:
 
     def take(self, index: Any) -> Self:
         """The rows that a slice, a mask or an array of indices selects."""
-        return type(self)(**{s.name: getattr(self, s.name)[index] for s in fields(self)})  # type: ignore[arg-type]
+        return type(self)(**{name: getattr(self, name)[index] for name in self.names()})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

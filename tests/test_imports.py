@@ -103,15 +103,25 @@ LATER = {
     "psutil",
     "pynvml",
     "statistics",
+    "sysconfig",
+    "numpy.typing",
+    "memprof.record.device_figures",
+    "memprof.record.oom_records",
+    "memprof.record.sampler",
+    "memprof.record.summaries",
+    "memprof.referrers.survivor_watch",
+    "memprof.runfile.remote_file",
+    "memprof.source_code.frame_kind",
+    "memprof.sources.owners.block_lifetimes",
+    "memprof.units",
 }
-"""What only the end, a failed allocation, a driver or a reader of files needs."""
+"""What only the end, a failed allocation, a driver or a reader of files needs, or the first step."""
 
 
 MADE_OF_TEXT = {
     *(f"memprof.trace:{name}" for name in ("Blocks", "Events", "Segments")),
     *(f"memprof.trace:{name}" for name in ("State", "Tables", "Trace")),
     "memprof.sources.cpu.live_storages:LivingStorages",
-    "memprof.sources.owners.block_lifetimes:Lives",
 }
 """Dataclasses that are made before the first record. Python writes and compiles their methods, some
 0.5 ms for each; a Struct of msgspec takes 0.02."""

@@ -13,7 +13,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,6 +56,8 @@ def folder() -> Path:
 
     Under ``MEMPROF_CACHE``, or the user's folder for caches.
     """
+    import sysconfig
+
     import torch
 
     parts = [torch.__version__, str(torch.version.git_version), sysconfig.get_platform()]
@@ -64,9 +65,13 @@ def folder() -> Path:
     digest = hashlib.sha256("\0".join(parts).encode())
     for source in sorted([*_SOURCES.glob("*.cpp"), *_SOURCES.glob("*.h"), _SOURCES / "build.py"]):
         digest.update(source.read_bytes())
+    return _all_builds() / digest.hexdigest()[:16]
+
+
+def _all_builds() -> Path:
     caches = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     root = os.environ.get("MEMPROF_CACHE") or str(Path(caches) / "memprof")
-    return Path(root) / "native" / digest.hexdigest()[:16]
+    return Path(root) / "native"
 
 
 def available(name: str = NAME) -> bool:
@@ -160,6 +165,8 @@ def _alone(place: Path) -> Iterator[None]:
 
 
 def _library(name: str) -> Path | None:
+    if not _all_builds().is_dir():
+        return None  # as on most machines: to name the one for this torch takes two milliseconds
     path = folder() / f"{name}.so"
     try:
         owner = path.stat().st_uid

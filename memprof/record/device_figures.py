@@ -58,6 +58,9 @@ class FiguresByDevice:
         """Devices of which anything was counted."""
         return len(self._peaks)
 
+    span = Span
+    """What `count` is told of steps."""
+
     def count(self, steps: Span, counters: Sequence[Counters], window: int) -> None:
         """The end of a step, or of a few short ones; ``window`` recorded them."""
         for figures in counters:

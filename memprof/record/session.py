@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from functools import cached_property
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -22,18 +22,11 @@ import msgspec
 from memprof.cpython.signal_errors import guarded_errors
 from memprof.cpython.thread_clock import thread_us
 from memprof.errors import MemprofError
-from memprof.record.device_figures import FiguresByDevice
-from memprof.record.exports import Exports
-from memprof.record.full_warnings import FullWarnings
-from memprof.record.oom_records import OomRecords
 from memprof.record.options import Options
 from memprof.record.output import Output
 from memprof.record.process import Rank, header, now_us
 from memprof.record.recording import Recording
-from memprof.record.sampler import Sampler, Thinning
 from memprof.record.source_selection import Ticks, event_sources, reading_sources
-from memprof.record.step_counters import Span
-from memprof.record.summaries import Summaries
 from memprof.record.window_schedule import End, OverheadMeter, StepCost, WindowSchedule
 from memprof.records import (
     DeviceInfo,
@@ -46,14 +39,21 @@ from memprof.records import (
 from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.loop.main_thread import Beat, MainThread
 from memprof.sources.loop.step_detector import Guess
-from memprof.sources.owners.unmoved_parameters import UnmovedParametersWatch
 from memprof.sources.protocol import Counters, Interner, ReadingSource
 from memprof.trace import NOT_RECORDED
-from memprof.units import format_bytes, format_count, format_duration
 
 if TYPE_CHECKING:
+    from memprof.record.device_figures import FiguresByDevice
+    from memprof.record.exports import Exports
+    from memprof.record.full_warnings import FullWarnings
+    from memprof.record.oom_records import OomRecords
+    from memprof.record.sampler import Sampler, Thinning
+    from memprof.record.step_counters import Span
+    from memprof.record.summaries import Summaries
     from memprof.referrers.survivor_watch import SurvivorWatch
     from memprof.sources.cuda.oom_observer import Exhausted
+    from memprof.sources.owners.unmoved_parameters import UnmovedParametersWatch
+    from memprof.sources.protocol import EventSource
 
 __all__ = ["Session", "is_closed"]
 
@@ -102,11 +102,11 @@ class Session:
         """
         self._devices: list[DeviceInfo] = []
         self._options = options
-        self._began_us = now_us()
+        self._began_us, self._opened_us = now_us(), _clock_us()
+        """For the file, and by a clock that nobody sets."""
         self.output = Output(path, self._header, lazy=lazy)
         self.interner = Interner()
         self.recording = Recording(self.output, self.interner)
-        self._ooms = OomRecords(self.recording, self.interner, self._add_finding, self._flush)
         ranks = Rank.of(os.environ).world_size
         self.meter = OverheadMeter(ranks)
         self._pid = os.getpid()
@@ -117,15 +117,11 @@ class Session:
         self._loop_watch: LoopWatch | None = None
         self._unmoved: UnmovedParametersWatch | None = None
         self._survivor_watch: SurvivorWatch | None = None
+        self._searched_sources: list[EventSource] | None = None
+        self._reads_devices = False
+        """Whether `open_samplers` was called, which comes before torch's import or after it."""
         self._sampler: Sampler | None = None
-        self._thinning = Thinning()
-        self._figures = FiguresByDevice()
-        self._summaries = Summaries(self._figures, self.recording, self._ooms, self.meter)
-        self._warnings = FullWarnings()
-        self._exports = Exports(options, self.recording.note)
-        self.output.figures = self._exports.figures
-        if self.output.figures is not None:
-            self.output.figures.add(self._header())
+        self._exports = self._exports_wanted()
         self._steps = 0
         self._last_step = -1
         self._counted_step = -1
@@ -152,17 +148,68 @@ class Session:
         self._busy_share = 0.0
         """Of the time of the last window, for which the process had the processor."""
 
+    def _exports_wanted(self) -> Exports | None:
+        if not self._options.exports:
+            return None
+        from memprof.record.exports import Exports
+
+        exports = Exports(self._options, self.recording.note)
+        self.output.figures = exports.figures
+        self.output.show(self._header())
+        return exports
+
+    # -- what a beginning does not need: it is imported and made after the first record --------
+
+    @cached_property
+    def _ooms(self) -> OomRecords:
+        from memprof.record.oom_records import OomRecords
+
+        return OomRecords(self.recording, self.interner, self._add_finding, self._flush)
+
+    @cached_property
+    def _thinning(self) -> Thinning:
+        from memprof.record.sampler import Thinning
+
+        return Thinning()
+
+    @cached_property
+    def _figures(self) -> FiguresByDevice:
+        from memprof.record.device_figures import FiguresByDevice
+
+        return FiguresByDevice()
+
+    @cached_property
+    def _summaries(self) -> Summaries:
+        from memprof.record.summaries import Summaries
+
+        return Summaries(self._figures, self.recording, self._ooms, self.meter, self._opened_us)
+
+    @cached_property
+    def _warnings(self) -> FullWarnings:
+        from memprof.record.full_warnings import FullWarnings
+
+        return FullWarnings()
+
     # -- opening and closing -------------------------------------------------------------------
 
     def open_samplers(self) -> None:
         """Start the thread that reads the driver and the host, and what exports metrics."""
         began_us = thread_us()
+        self._reads_devices = True
+        with self._lock:
+            if self._is_open and self._pid == os.getpid():
+                self._guard(self._open_watches)
         self._try(self._open_samplers)
         with self._lock:
             self._count_aside(began_us)
 
     def _open_samplers(self) -> None:
-        self._exports.start(self.output.path, Rank.of(os.environ).local_rank)
+        from memprof.record.sampler import Sampler
+
+        # Before there is a second thread, and before the first step pays for it.
+        _ = self._thinning, self._summaries, self._warnings
+        if self._exports is not None:
+            self._exports.start(self.output.path, Rank.of(os.environ).local_rank)
         self._sampler = Sampler(
             reading_sources(self._options),
             self._options.sample_interval_s,
@@ -189,8 +236,6 @@ class Session:
         if self._options.in_progress:
             self._loop_watch.find_existing()
         self._loop_watch.listeners.append(Ticks(self._tick, self._training_begins))
-        self._unmoved = UnmovedParametersWatch(self._loop_watch)
-        self._loop_watch.listeners.append(self._unmoved)
         sources = event_sources(self._options, self.interner, self._loop_watch, self.recording.note)
         for source in sources:
             if hasattr(source, "on_oom"):
@@ -202,13 +247,27 @@ class Session:
         self._write_header()
         if self._schedule.is_open:
             self._begin_window()
+            self._searched_sources = sources
+        self.output.flush()
+        if self._reads_devices:
+            self._open_watches()
+        self._beats.start()
+        self._step_start_us, self._step_began_us = now_us(), _clock_us()
+
+    def _open_watches(self) -> None:
+        """What looks at the program's steps alone, and so may come after the first record."""
+        loop_watch = self._loop_watch
+        if loop_watch is None or self._unmoved is not None:
+            return
+        from memprof.sources.owners.unmoved_parameters import UnmovedParametersWatch
+
+        self._unmoved = UnmovedParametersWatch(loop_watch)
+        loop_watch.listeners.append(self._unmoved)
+        if self._searched_sources is not None:
             self._survivor_watch = _survivor_watch(
                 self._add_finding, self.recording.note, self._options.budget
             )
-            self._survivor_watch.open(sources, self._loop_watch.label_of)
-        self.output.flush()
-        self._beats.start()
-        self._step_start_us, self._step_began_us = now_us(), _clock_us()
+            self._survivor_watch.open(self._searched_sources, loop_watch.label_of)
 
     def close(self, status: str) -> None:
         """End the window, remove every hook, stop the thread, write the footer.
@@ -228,7 +287,7 @@ class Session:
                 self._beats.close,
                 self._close_boundaries,  # once more: a recording may have ended within a hook
                 self._close_sampler,
-                self._exports.close,
+                self._close_exports,
                 lambda: self._write_footer(status),
                 lambda: self.output.close(None),
             ):
@@ -258,6 +317,10 @@ class Session:
         self.meter.beside(self._sampler.take_spent_us())
         self._count_aside(began_us)
 
+    def _close_exports(self) -> None:
+        if self._exports is not None:
+            self._exports.close()
+
     def _close_torch(self) -> None:
         self._write_late_ooms()
         self._close_boundaries()  # may end a last step
@@ -285,7 +348,8 @@ class Session:
         self._is_open = False
         self._main_thread.close()
         self._close_lookout()
-        self._exports.disown()
+        if self._exports is not None:
+            self._exports.disown()
         self.recording.disown()
         if self._loop_watch is not None:
             try:
@@ -415,7 +479,7 @@ class Session:
         self._write_late_ooms()
         if self.recording.grow():
             self._write_header()
-        steps = Span(self._counted_step + 1, step, self._step_start_us, end_us)
+        steps = self._figures.span(self._counted_step + 1, step, self._step_start_us, end_us)
         counters = self._count(steps)
         self._account()
         if not by_time:  # else nothing is known of how long each step took
@@ -550,6 +614,8 @@ class Session:
 
     def _say_why(self, end: End, record: WindowRecord) -> None:
         """A note on the first window that a limit ended."""
+        from memprof.units import format_bytes, format_count, format_duration
+
         options = self._options
         limit, hint = {
             End.ALLOWANCE: (
@@ -656,6 +722,8 @@ class Session:
         self._steps += steps
         self._last_step += steps
         if not self._counted_steps:
+            from memprof.units import format_duration
+
             self.recording.note(
                 "tracker",
                 "between windows calls of modules are not counted: how many there were is reckoned "
@@ -823,6 +891,8 @@ def is_closed(frame: FrameType | None) -> bool:
 
 def _brief(what: Exhausted) -> Exhausted:
     """The same without what is large or dear."""
+    from dataclasses import replace
+
     return replace(what, live={}, trace=None, owned={}, brief=True)
 
 

@@ -9,14 +9,14 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from memprof.record.device_figures import FiguresByDevice
-from memprof.record.oom_records import OomRecords
 from memprof.record.process import now_us
-from memprof.record.recording import Recording
-from memprof.record.window_schedule import OverheadMeter
 from memprof.records import DeviceInfo, DeviceSummary, Footer, Interim
 
 if TYPE_CHECKING:
+    from memprof.record.device_figures import FiguresByDevice
+    from memprof.record.oom_records import OomRecords
+    from memprof.record.recording import Recording
+    from memprof.record.window_schedule import OverheadMeter
     from memprof.views.time_to_full import TimeToFull
 
 __all__ = ["Summaries"]
@@ -30,10 +30,16 @@ class Summaries:
     """Sums up what was counted so far."""
 
     def __init__(
-        self, figures: FiguresByDevice, recording: Recording, ooms: OomRecords, meter: OverheadMeter
+        self,
+        figures: FiguresByDevice,
+        recording: Recording,
+        ooms: OomRecords,
+        meter: OverheadMeter,
+        began_us: float | None = None,
     ) -> None:
+        """``began_us``: when the run began, by `clock_us`; now, where it is not given."""
         self._figures, self._recording, self._ooms, self._meter = figures, recording, ooms, meter
-        self._began_us = self._last_us = clock_us()
+        self._began_us = self._last_us = clock_us() if began_us is None else began_us
 
     def is_due(self, at_us: float) -> bool:
         """Whether the last one is old, at this moment of a clock that nobody sets."""

@@ -10,7 +10,6 @@ from typing import IO
 
 from memprof.errors import MemprofError, MissingError
 from memprof.runfile.gzipped import GzipSink, Sink
-from memprof.runfile.remote_file import install_command, is_url
 
 __all__ = ["create_sink"]
 
@@ -25,7 +24,7 @@ def create_sink(path: str) -> Sink:
         MemprofError: the file cannot be created.
     """
     try:
-        file = _remote(path) if is_url(path) else LocalSink(Path(path))
+        file = _remote(path) if "://" in path else LocalSink(Path(path))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise MemprofError(
@@ -81,6 +80,8 @@ def _remote(url: str) -> Sink:
         file: Sink = fsspec.open(url, "wb").open()
         return file
     except ImportError as error:
+        from memprof.runfile.remote_file import install_command  # a local file needs none of it
+
         raise MissingError(
             f"{url} is remote, which needs a package that is not here: {error}",
             install_command(url),

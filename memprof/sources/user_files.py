@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import sysconfig
 import time
 from collections.abc import Callable, Iterable
 from functools import lru_cache
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING
 from memprof.cpython.signal_errors import guarded_errors
 from memprof.records import SourceFiles
 from memprof.runfile.source_digests import MOST_BYTES, MOST_FILES, digest_of
-from memprof.source_code.frame_kind import is_installed
 
 if TYPE_CHECKING:
     import psutil
@@ -37,11 +35,15 @@ def is_user_file(filename: str) -> bool:
         return False
     if any(path.startswith(folder + os.sep) for folder in _library_folders()):
         return False
+    from memprof.source_code.frame_kind import is_installed  # a recording begins without it
+
     return not is_installed(path.replace(os.sep, "/"))
 
 
 @lru_cache(maxsize=1)
 def _library_folders() -> tuple[str, ...]:
+    import sysconfig  # as above
+
     names = ("stdlib", "platstdlib")
     own = Path(__file__).absolute().parent.parent
     return (*(str(Path(sysconfig.get_path(name)).absolute()) for name in names), str(own))

@@ -200,6 +200,8 @@ class CpuAllocatorSource:
         self._labels.crossed()  # a backward pass that has ended is noticed here
         self._look(thorough=False)
         rows, blocks = self._native.cpu_take(with_state)
+        if not rows and not with_state:
+            return  # as in a program on a GPU: whose the blocks are is asked when there are some
         chunk = Chunk(_DEVICE, self._events(np.frombuffer(rows, ROW)))
         ends = {_DEVICE: self._state_of(blocks)} if with_state else {}
         self._ready += self._live.take([chunk], ends)

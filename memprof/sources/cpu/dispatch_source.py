@@ -35,9 +35,10 @@ from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.loop.main_thread import passes_on
 from memprof.sources.loop.torch_compile import is_used
 from memprof.sources.operator_origins import OperatorOrigins
-from memprof.sources.owners.owner_samples import MOST_OPTIMIZERS, WHOLE
 from memprof.sources.owners.saved_tensors import SavedForBackward
 from memprof.sources.owners.tensor_owners import (
+    MOST_OPTIMIZERS,
+    WHOLE,
     Owner,
     gradient_storages,
     gradients,

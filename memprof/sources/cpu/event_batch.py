@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from memprof.sources.cpu.live_storages import ROW, StorageReference
 from memprof.sources.owners.saved_tensors import SavedForBackward
 from memprof.sources.protocol import Chunk, LateOwner
 from memprof.trace import EMPTY, NOT_RECORDED, Action, Events
 
+if TYPE_CHECKING:  # a millisecond of a recording's beginning
+    import numpy.typing as npt
+
 __all__ = ["Batch"]
 
-Ints = npt.NDArray[np.int64]
+Ints: TypeAlias = "npt.NDArray[np.int64]"
 
 
 class Batch:

@@ -6,8 +6,6 @@ import sys
 import threading
 from typing import Any
 
-from memprof.units import format_bytes, format_count
-
 __all__ = ["OtherThreads"]
 
 _LEAST = 64 << 10
@@ -78,6 +76,8 @@ class OtherThreads:
         self._bytes_before = self._bytes
         thread_names = ", ".join(sorted(set(self._names.values()))[:3])
         who = f"another thread ({thread_names})" if thread_names else "another thread"
+        from memprof.units import format_bytes, format_count
+
         what = f"{format_bytes(self._bytes)} in {format_count(self._count)} tensors"
         return [f"{what} came from {who}, {_WHY}"]
 

@@ -19,7 +19,6 @@ from memprof.sources.cpu.dispatch_mode import pop_left, skip_in_dynamo
 from memprof.sources.guarded_access import GuardedAccess
 from memprof.sources.loop.backward_passes import BackwardPasses
 from memprof.sources.loop.call_places import CallPlaces
-from memprof.sources.loop.existing_objects import existing_objects
 from memprof.sources.loop.module_hooks import ModuleHooks
 from memprof.sources.loop.module_paths import ModulePaths
 from memprof.sources.loop.optimizer_hooks import OptimizerHooks
@@ -202,6 +201,9 @@ class LoopWatch:
         self._guard(self._find_existing)
 
     def _find_existing(self) -> None:
+        # A recording that begins with its program looks for none.
+        from memprof.sources.loop.existing_objects import existing_objects
+
         roots, optimizers = existing_objects(self.guard)
         self.guard.each(self.modules.path, roots)
         self.guard.each(self._optimizers.optimizers.add, optimizers)

@@ -13,6 +13,8 @@ from memprof.sources.guarded_access import plain_attributes
 from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.owners.block_lifetimes import GradMode, OwnerSample
 from memprof.sources.owners.tensor_owners import (
+    MOST_OPTIMIZERS,
+    WHOLE,
     Differentiated,
     Owner,
     gradients_of,
@@ -24,17 +26,10 @@ from memprof.sources.owners.tensor_owners import (
 from memprof.sources.tensor_addresses import PlaceOf, StorageAddress
 from memprof.trace import Category
 
-__all__ = ["MOST_OPTIMIZERS", "WHOLE", "OwnerSamples"]
+__all__ = ["OwnerSamples"]
 
 _MOST = 4096
 """Samples that wait for a drain; further ones are not kept."""
-WHOLE = 2
-"""Steps of each optimizer in a window before which everything is looked at: as it begins with its
-parameters, and once it has state; a program may be over before the next drain."""
-
-
-MOST_OPTIMIZERS = 4
-"""Of so many optimizers: some programs have one for every parameter."""
 
 
 class OwnerSamples:

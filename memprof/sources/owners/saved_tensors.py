@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from memprof.sources.cpu.live_storages import StorageReference
 from memprof.trace import EMPTY, SURVIVOR_AGE, Category, Label, Phase
 
+if TYPE_CHECKING:  # a millisecond of a recording's beginning
+    import numpy.typing as npt
+
 __all__ = ["SavedForBackward"]
 
-Ints = npt.NDArray[np.int64]
+Ints: TypeAlias = "npt.NDArray[np.int64]"
 
 _OPEN = (Category.UNKNOWN, Category.ACTIVATION)
 

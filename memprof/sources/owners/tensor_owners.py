@@ -15,6 +15,8 @@ from memprof.sources.training_threads import may_read_graphs
 from memprof.trace import Category
 
 __all__ = [
+    "MOST_OPTIMIZERS",
+    "WHOLE",
     "Differentiated",
     "Owner",
     "gradient_storages",
@@ -29,6 +31,11 @@ __all__ = [
     "tensors_in",
 ]
 
+WHOLE = 2
+"""Steps of each optimizer in a window before which everything is looked at: as it begins with its
+parameters, and once it has state; a program may be over before the next drain."""
+MOST_OPTIMIZERS = 4
+"""Of so many optimizers: some programs have one for every parameter."""
 _NESTING = 6
 """Lists and dicts in an optimizer's state or in arguments, and wrappers, are searched this deep."""
 _BARREN = frozenset((type(None), bool, int, float, complex, str, bytes))
