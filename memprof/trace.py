@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, field
+from dataclasses import Field, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
-
-from dataclasses import dataclass
 
 if TYPE_CHECKING:  # a millisecond of a recording's beginning
     import numpy.typing as npt

@@ -6,9 +6,9 @@ import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from dataclasses import dataclass
 from memprof.cpython.signal_errors import covers_entry, is_of_signal, raised_at_death
 from memprof.sources.loop.thread_state import ThreadPosition
 from memprof.trace import EMPTY, NOT_RECORDED, Blocks, BlockState, Column, Columns, State, column

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dataclasses import dataclass
 from memprof.sources.label_rows import LabelRows
 from memprof.sources.owners.tensor_owners import Owner
 from memprof.trace import (
