@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from memprof.chain_description import label
 from memprof.records import Holder
 from memprof.reference_chain import Link, LinkKind
+from memprof.referrers import unreachable
 from memprof.referrers.find_holders import find_holders, holders
 from tests.referrers.marks import reads_saved
 
@@ -315,6 +316,22 @@ def test_a_cycle_through_ctx_is_one_that_the_collector_frees() -> None:
     assert best.code == "ctx.out = out = x * 2"
     gc.collect()
     assert target() is None
+
+
+def test_a_cycle_through_ctx_is_told_where_graphs_are_too_many_to_walk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(unreachable, "_MAX_STARTS", 0)
+    out = KeepsOutput.apply(torch.randn(3, requires_grad=True))
+    lone = (torch.randn(4, requires_grad=True) * 2).exp()
+    targets = [storage(out), storage(lone)]
+    lone.register_hook(lambda grad, own=lone: grad * own)
+    del out, lone
+    (best,), (other,) = find_holders(targets)
+    assert [one.kind for one in best.links] == ["cycle", "autograd_node", "ctx_attribute"]
+    assert best.code == "ctx.out = out = x * 2"
+    assert not other.is_named
+    gc.collect()
 
 
 def test_a_cycle_through_cpp_is_told_apart() -> None:
