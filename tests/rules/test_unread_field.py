@@ -1,0 +1,61 @@
+"""unread-field: each item of a container keeps something that nothing reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tests.rules.recorded import findings_of, names
+
+WIDTH = 64
+
+
+@dataclass
+class Answer:
+    certainty: float
+    whole_output: torch.Tensor
+
+
+@dataclass
+class Scored:
+    certainty: float
+    shown_output: torch.Tensor
+
+
+def fires():
+    """Of each answer the certainty is read, and the output is kept beside it."""
+    answers = []
+
+    def step(number):
+        out = torch.rand(WIDTH, WIDTH)
+        answers.append(Answer(certainty=out.max().item(), whole_output=out))
+        return sum(one.certainty for one in answers)
+
+    return step
+
+
+def looks_alike():
+    """What is kept is read: it is the container that grows."""
+    answers = []
+
+    def step(number):
+        out = torch.rand(WIDTH, WIDTH)
+        answers.append(Scored(certainty=out.max().item(), shown_output=out))
+        return max(answers, key=lambda one: one.certainty).shown_output.sum().item()
+
+    return step
+
+
+def test_the_items_stay_and_the_field_goes(tmp_path):
+    (found,) = findings_of(fires, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert found.rule == first.rule == "unread-field"
+    assert found.bytes_per_step == WIDTH * WIDTH * 4
+    assert (first.fix, first.saves_bytes) == ("del_ref", WIDTH * WIDTH * 4)
+    assert first.code == "answers.append(Answer(certainty=out.max().item(), whole_output=out))"
+    assert first.why.startswith("Nothing reads the `whole_output` of `Answer`, which 1")
+
+
+def test_what_is_read_is_none(tmp_path):
+    assert "unread-field" not in names(looks_alike, tmp_path / "run.json")
