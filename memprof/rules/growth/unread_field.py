@@ -8,11 +8,14 @@ from dataclasses import dataclass
 
 from memprof.reference_chain import Link, LinkKind, largest_container
 from memprof.rules.case import Case
-from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.rules.containers import filled_container
+from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.source_code.program import Place, Program, called_name
 
 __all__ = ["RULE"]
 
+_FEWEST_ITEMS = 8
+"""In a container, below which a chain of objects looks like one."""
 _READING_ALL = frozenset(
     (
         *("asdict", "astuple", "copy", "deepcopy", "dump", "dumps", "fields", "getattr"),
@@ -38,21 +41,23 @@ class UnreadFieldOfItems(GrowthRule[UnreadField]):
     name = "unread-field"
     summary = "each item of a container keeps something that nothing reads"
     fixes = ("del_ref",)
-    precedes = ("growing-container", "kept-attribute", "collecting-object", "unbounded-dict")
+    yields_to = EVERY_OTHER
+    precedes = ("growing-container",)
 
     def match(self, case: Case) -> UnreadField | None:
         """An attribute of items of the program's own class that its source only ever sets."""
-        for holder in case.finding.holders:
-            at = largest_container(holder.links)
-            below = holder.links[at + 1 : at + 2] if at is not None else []
-            if not below or not _is_of_program(below[0]):
-                continue
-            name, class_name = below[0].name, below[0].type_name.rpartition(".")[2]
-            if not any(_may_read(program, name) for program in case.everywhere):
-                place = _given_at(case, name, class_name)
-                if place is not None:
-                    return UnreadField(name, class_name, holder.links[at or 0].length, place)
-        return None
+        container = filled_container(case)
+        at = largest_container(container.holder.links) if container is not None else None
+        if container is None or at is None:
+            return None
+        items, below = container.holder.links[at].length, container.holder.links[at + 1 : at + 2]
+        if items < _FEWEST_ITEMS or not below or not _is_of_program(below[0]):
+            return None
+        name, class_name = below[0].name, below[0].type_name.rpartition(".")[2]
+        if any(_may_read(program, name) for program in case.everywhere):
+            return None
+        place = _given_at(case, name, class_name)
+        return UnreadField(name, class_name, items, place) if place is not None else None
 
     def advice(self, cause: UnreadField, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the cause says all
         """Leave it out."""
