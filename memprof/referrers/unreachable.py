@@ -26,7 +26,8 @@ from memprof.referrers.torch_references import TorchEdges
 __all__ = ["Unreached"]
 
 MAX_OBJECTS = 400_000
-_MAX_STARTS = 3_000
+MAX_STARTS = 3_000
+"""Tensors and nodes whose graphs are walked; with more no owner can be told to be the last."""
 _MAX_RING = 20_000
 _PARTS_OF_OBJECTS = (dict, OrderedDict, list, tuple, types.CellType)
 
@@ -113,10 +114,10 @@ class Unreached:
         self._tensors = are_exact_instances(self._objects, search.tensor_types)
         nodes = are_exact_instances(self._objects, search.node_types)
         starts = [self._objects[at] for at in np.flatnonzero(self._tensors | nodes)]
-        self._is_cut = cut or len(starts) > _MAX_STARTS
+        self._is_cut = cut or len(starts) > MAX_STARTS
         self._into: dict[int, list[_Edge]] = defaultdict(list)
         self._stored_edges: dict[int, list[_Edge]] = defaultdict(list)
-        for one in starts[:_MAX_STARTS]:
+        for one in starts[:MAX_STARTS]:
             self._torch_edges(one)
 
     @property

@@ -321,7 +321,7 @@ def test_a_cycle_through_ctx_is_one_that_the_collector_frees() -> None:
 def test_a_cycle_through_ctx_is_told_where_graphs_are_too_many_to_walk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(unreachable, "_MAX_STARTS", 0)
+    monkeypatch.setattr(unreachable, "MAX_STARTS", 0)
     out = KeepsOutput.apply(torch.randn(3, requires_grad=True))
     lone = (torch.randn(4, requires_grad=True) * 2).exp()
     targets = [storage(out), storage(lone)]
