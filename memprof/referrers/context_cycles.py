@@ -36,7 +36,8 @@ def kept_by_contexts(
     are_nodes = are_exact_instances(unreached, search.node_types)
     for row in np.flatnonzero(are_nodes)[:_MOST_NODES].tolist():
         node = unreached[row]
-        kept = [one for one in (instance_dict(node) or {}).values() if is_tensor_type(type(one))]
+        values = list((instance_dict(node) or {}).values())  # another thread may add to them
+        kept = [one for one in values if is_tensor_type(type(one))]
         result = next((one for one in kept if not is_leaf(one) and grad_fn_of(one) is node), None)
         if result is None:
             continue

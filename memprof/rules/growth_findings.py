@@ -146,6 +146,8 @@ class _Leak:
 
     def _came_and_went(self) -> bool:
         """Whether counters show, after the last window, that it was given back and made again."""
+        if not len(self.survival.steps):
+            return False
         rows = np.concatenate([group.rows for group in self.cluster.groups])
         there = int(self.survival.lives.size[rows[self.survival.outlast(rows)]].sum())
         last_step = int(self.survival.steps[-1])

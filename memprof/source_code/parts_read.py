@@ -309,8 +309,9 @@ def _is_one_part(index: ast.expr) -> bool:
     """
     entries = index.elts if isinstance(index, ast.Tuple) else [index]
     places = [one for one in entries if not _is_whole(one)]
-    is_first = _is_whole(entries[0]) and len(entries) > 1 and bool(places)
-    return is_first and _is_number(places[0])
+    if len(entries) < 2 or not places or not _is_number(places[0]):
+        return False
+    return len(places) == 1 or _is_whole(entries[0])
 
 
 def _is_whole(entry: ast.expr) -> bool:

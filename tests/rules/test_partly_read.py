@@ -80,6 +80,24 @@ def scores_over_positions():
     return step
 
 
+def last_position():
+    """Of one text's logits, which the program takes out of the batch first, the last are read."""
+    decoder = Decoder()
+
+    @torch.no_grad()
+    def step(number):
+        logits = decoder(torch.randint(WORDS, (ROWS * POSITIONS,)))
+        return logits[-1, :].argmax().item()
+
+    return step
+
+
+def test_the_part_may_be_written_first(tmp_path):
+    (found, *_) = findings_of(last_position, tmp_path / "run.json")
+    assert found.rule == "partly-read"
+    assert found.match.part.text == "logits[-1, :]"
+
+
 def test_what_is_computed_of_each_position_by_itself_is_followed_to_the_part(tmp_path):
     (found, *_) = findings_of(scores_of_letters, tmp_path / "run.json")
     assert (found.rule, found.minor) == ("partly-read", False)

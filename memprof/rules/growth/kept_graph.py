@@ -60,9 +60,11 @@ class KeptGraph(GrowthRule[KeptGraphs]):
             filling = growing(place)
             if filling is not None:
                 return KeptGraphs(place, filling, many)
-        if not many or not (case.kept_itself <= _MOSTLY or any(retaining(case))):
+        if not many:
             return None
-        key, entry = _entry(case)
+        key, entry = _entry(case) if case.kept_itself <= _MOSTLY else ("", None)
+        if entry is None and not any(retaining(case)):
+            return None
         return KeptGraphs(of_many_steps=True, entry=entry, key=key)
 
     def advice(self, cause: KeptGraphs, case: Case) -> Iterator[Advice]:
@@ -87,10 +89,9 @@ def _entry(case: Case) -> tuple[str, Place | None]:
     for holder in case.finding.holders:
         kinds = [link.kind for link in holder.links]
         at = kinds.index(LinkKind.AUTOGRAD_NODE) if LinkKind.AUTOGRAD_NODE in kinds else 0
-        link = holder.links[at - 1]
-        if not at or not is_field(link):
+        if not at or not is_field(holder.links[at - 1]):
             continue
-        key = link.name.strip("'")
+        key = holder.links[at - 1].name.strip("'")
         places = {
             (program.filename, place.line): place
             for program in case.programs
