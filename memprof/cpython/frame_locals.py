@@ -15,7 +15,7 @@ import sys
 import types
 from collections.abc import Callable
 
-__all__ = ["frame_variables"]
+__all__ = ["frame_variable", "frame_variables"]
 
 Variables = tuple[list[str], list[object]]
 Reader = Callable[[types.FrameType], Variables]
@@ -34,6 +34,14 @@ def frame_variables(frame: types.FrameType) -> Variables:
     return _of_function(frame)
 
 
+def frame_variable(frame: types.FrameType, name: str) -> object:
+    """The value of one variable of a function's frame; None if it has none or cannot be read."""
+    if _one_of_function is not None and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return _one_of_function(frame, name)
+    names, values = frame_variables(frame)
+    return values[names.index(name)] if name in names else None
+
+
 def _of_namespace(namespace: object) -> Variables:
     """A module's or a class body's own dict, which is no copy."""
     if not issubclass(type(namespace), dict):
@@ -49,10 +57,16 @@ def _through_proxy(frame: types.FrameType) -> Variables:
     return [name for name, _ in items], [value for _, value in items]
 
 
-def _by_name() -> Reader:
+def _variable_by_name() -> Callable[[types.FrameType, str], object]:
     """Python 3.12 has ``PyFrame_GetVar``, which says ``NameError`` of an unbound variable."""
     one = ctypes.py_object
-    variable = ctypes.PYFUNCTYPE(one, one, one)(("PyFrame_GetVar", ctypes.pythonapi))
+    function: Callable[[types.FrameType, str], object]
+    function = ctypes.PYFUNCTYPE(one, one, one)(("PyFrame_GetVar", ctypes.pythonapi))
+    return function
+
+
+def _by_name() -> Reader:
+    variable = _variable_by_name()
 
     def read(frame: types.FrameType) -> Variables:
         names: list[str] = []
@@ -127,4 +141,21 @@ def _reader() -> Reader:
     return reader if has_known_size else _nothing
 
 
-_of_function = _reader()
+def _single_reader() -> Callable[[types.FrameType, str], object] | None:
+    """Reads one variable without the others, where the interpreter has a way to."""
+    if sys.version_info >= (3, 13):
+        return lambda frame, name: frame.f_locals.get(name)
+    if sys.implementation.name != "cpython" or sys.version_info < (3, 12):
+        return None
+    variable = _variable_by_name()
+
+    def read(frame: types.FrameType, name: str) -> object:
+        try:
+            return variable(frame, name)
+        except NameError:
+            return None
+
+    return read
+
+
+_of_function, _one_of_function = _reader(), _single_reader()

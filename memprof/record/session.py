@@ -62,6 +62,8 @@ _FLUSH_US = 1_000_000
 PATIENCE_S = 5.0
 """A thread that ran out of memory waits so long for another that is writing, and no longer."""
 _LOOK_SHARE = 0.004
+_BETWEEN_TICKS_US = 5000
+"""Calls of modules that come sooner are not looked at: no limit is passed by much meanwhile."""
 """Between windows, looking at counters may take so much of the time; a look takes some 50 µs."""
 FLUSH_IN_WINDOW_US = 100_000
 """In a window the last events before the job dies matter most."""
@@ -125,7 +127,7 @@ class Session:
         self._steps = 0
         self._last_step = -1
         self._counted_step = -1
-        self._look_again_us = 0.0
+        self._look_again_us = self._tick_again_us = 0.0
         self._is_open = True
         self._late_ooms: deque[tuple[Exhausted, int, int]] = deque()
         self._step_start_us, self._step_began_us = now_us(), _clock_us()
@@ -662,8 +664,11 @@ class Session:
 
     def _tick(self) -> None:
         """In the middle of a step, where a module is called."""
+        if _clock_us() < self._tick_again_us:
+            return
         with self._lock:
             self.pass_time(self._keep_within_limits)
+        self._tick_again_us = _clock_us() + _BETWEEN_TICKS_US
 
     def _training_begins(self) -> None:
         """The same where an optimizer is about to step; between windows its end is soon enough."""

@@ -181,7 +181,7 @@ def decode_events(record: TraceRecord) -> Events:
     columns = {name: getattr(record, name) for name in record.__struct_fields__[3:]}
     columns["time_us"] = np.cumsum(np.asarray(record.time_us, dtype=np.int64))
     length = len(record.action)
-    left_out = [name for name in ("stream", "pool", "origin") if not columns[name]]
+    left_out = [name for name in ("stream", "pool", "origin") if len(columns[name]) == 0]
     events: Events = Events.build(length, **{k: v for k, v in columns.items() if k not in left_out})
     return events
 

@@ -1,4 +1,4 @@
-"""Columns of step and phase by the row of a label, for work on whole traces."""
+"""Columns of step, phase and module by the row of a label, for work on whole traces."""
 
 from __future__ import annotations
 
@@ -30,6 +30,15 @@ class LabelRows:
         """The `Phase` of each label."""
         phase_column: Column = self._interner.label_numbers()[rows, 1]
         return phase_column
+
+    def modules(self, rows: Column) -> Column:
+        """The module of each label, as a position in `module_names`; 0: none."""
+        module_column: Column = self._interner.label_numbers()[rows, 2]
+        return module_column
+
+    def module_names(self) -> list[str]:
+        """The modules that `modules` tells of."""
+        return self._interner.module_names()
 
     def in_module(self, row: int, module: str) -> int:
         """Row of the label that differs in its module only."""

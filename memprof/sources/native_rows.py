@@ -246,6 +246,5 @@ class RowLabels:
         return labels
 
     def _outside_modules(self, label: Ints) -> npt.NDArray[np.bool_]:
-        rows, which = np.unique(label, return_inverse=True)
-        outside = [not self._rows.of(row).module for row in rows.tolist()]
-        return np.asarray(outside, dtype=np.bool_)[which.reshape(-1)]
+        outside: npt.NDArray[np.bool_] = self._rows.modules(label) == 0
+        return outside

@@ -148,7 +148,8 @@ class Interner:
         self._pools: dict[tuple[int, int], int] = _numbering({(0, 0): EMPTY})
         self._labels_made: list[Label] = []
         """The labels as objects, as far as they were asked for."""
-        self._numbers: Column = np.zeros((0, 2), np.int64)
+        self._modules: dict[str, int] = _numbering({"": EMPTY})
+        self._numbers: Column = np.zeros((0, 3), np.int64)
         self._counts_written: tuple[int, int, int, int] = (0, 1, 1, 1)
 
     def __len__(self) -> int:
@@ -202,13 +203,23 @@ class Interner:
         return self._labels_made[first:]
 
     def label_numbers(self) -> Column:
-        """The step, `NOT_RECORDED` where there is none, and the phase of every label so far."""
-        numbers_so_far = self._numbers
-        new = [row[:2] for row in _rows_from(self._labels, len(numbers_so_far))]
-        if new:
-            numbers = np.maximum(np.array(new, np.int64), (NOT_RECORDED, 0))
+        """The step, `NOT_RECORDED` where there is none, phase and module of every label so far.
+
+        Modules are told as positions in `module_names`.
+        """
+        numbers_so_far, modules = self._numbers, self._modules
+        rows = _rows_from(self._labels, len(numbers_so_far))
+        if rows:  # column by column: a tuple for each would wake the garbage collector
+            numbers = np.empty((len(rows), 3), np.int64)
+            numbers[:, 0] = [max(step, NOT_RECORDED) for step, _, _, _ in rows]
+            numbers[:, 1] = [max(phase, 0) for _, phase, _, _ in rows]
+            numbers[:, 2] = [modules[module] for _, _, module, _ in rows]
             self._numbers = numbers_so_far = np.concatenate([numbers_so_far, numbers])
         return numbers_so_far
+
+    def module_names(self) -> list[str]:
+        """The modules of all labels that `label_numbers` has told of; the first is none."""
+        return list(self._modules)
 
     def take_new(self) -> TablesRecord | None:
         """The rows added since the last call, or None."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 
 from memprof.records import (
@@ -16,9 +17,11 @@ from memprof.records import (
     Footer,
     Header,
     Record,
+    StateRecord,
     StepColumns,
     StepsRecord,
     TablesRecord,
+    TraceRecord,
 )
 from memprof.runfile.writer import RunWriter, encode_state, encode_trace
 from memprof.trace import (
@@ -35,6 +38,7 @@ from memprof.trace import (
 __all__ = ["run_records", "step_columns", "write_run"]
 
 _Rows = TypeVar("_Rows", Events, Segments, Blocks)
+_Columnar = TypeVar("_Columnar", TraceRecord, StateRecord)
 _CREATED_US = 1_700_000_000_000_000
 
 
@@ -102,10 +106,16 @@ def _window(trace: Trace, number: int, first: tuple[int, int, int, int]) -> Iter
     )
     by = {"stack": stack - 1, "label": label - 1, "pool": pool - 1}
     if trace.start is not None:
-        yield encode_state(trace.device, number, "start", _moved_state(trace.start, by))
-    yield encode_trace(trace.device, number, 0, _move(trace.events, by))
+        yield _as_read(encode_state(trace.device, number, "start", _moved_state(trace.start, by)))
+    yield _as_read(encode_trace(trace.device, number, 0, _move(trace.events, by)))
     if trace.end is not None:
-        yield encode_state(trace.device, number, "end", _moved_state(trace.end, by))
+        yield _as_read(encode_state(trace.device, number, "end", _moved_state(trace.end, by)))
+
+
+def _as_read(record: _Columnar) -> _Columnar:
+    """The record as a reader gets it: with lists."""
+    builtins = msgspec.to_builtins(record, enc_hook=lambda column: column.tolist())
+    return msgspec.convert(builtins, type(record))
 
 
 def _after(first: tuple[int, int, int, int], tables: Tables) -> tuple[int, int, int, int]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from memprof.cpython.frame_locals import frame_variables
+from memprof.cpython.frame_locals import frame_variable, frame_variables
 
 
 class Thing:
@@ -49,6 +49,19 @@ def test_variables_of_enclosing_functions_are_read_in_the_inner_one() -> None:
         return inner(5)
 
     assert outer(1) == {"own": 5, "argument": 1, "local": 2}
+
+
+def test_one_variable_is_read_without_the_others_or_is_none() -> None:
+    def running(first: int, **more: int) -> types.FrameType:
+        later = first
+        del later  # an empty slot
+        return sys._getframe()
+
+    frame = running(7, option=1)
+    assert frame_variable(frame, "first") == 7
+    assert frame_variable(frame, "more") == {"option": 1}
+    assert frame_variable(frame, "later") is None
+    assert frame_variable(frame, "no_such_name") is None
 
 
 def test_suspended_and_finished_functions_are_read_until_they_are_cleared() -> None:

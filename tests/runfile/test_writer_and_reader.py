@@ -360,6 +360,27 @@ def test_events_and_states_survive_the_way_through_their_records() -> None:
             assert np.array_equal(getattr(getattr(state, part), name), expected), name
 
 
+_WRITES_WITHOUT_ORJSON = """
+import sys
+from pathlib import Path
+
+sys.modules["orjson"] = None  # as where it is not installed
+from memprof.testing import write_run
+from tests.runfile.test_writer_and_reader import trace
+
+write_run(Path(sys.argv[1]), trace())
+"""
+
+
+def test_a_file_is_the_same_to_the_byte_where_columns_are_written_as_lists(tmp_path: Path) -> None:
+    with_arrays = write_run(tmp_path / "arrays.json", trace())
+    with_lists = tmp_path / "lists.json"
+    command = [sys.executable, "-c", _WRITES_WITHOUT_ORJSON, str(with_lists)]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
+    assert with_lists.read_bytes() == with_arrays.read_bytes()
+    assert b'"action":[' in with_arrays.read_bytes()
+
+
 def lines(*more: str, schema: str = str(list(SCHEMA_VERSION))) -> str:
     return f'[\n{{"kind":"header","schema":{schema},"created_us":1}}' + "".join(
         f",\n{line}" for line in more

@@ -41,7 +41,26 @@ def test_the_tables_go_with_their_interner_without_a_collection():
     gc.disable()
     try:
         del interner
-        assert [table() for table in tables] == [None] * 4
+        assert [table() for table in tables] == [None] * 5
     finally:
         if was_on:
             gc.enable()
+
+
+def test_the_numbers_of_labels_tell_step_phase_and_module():
+    interner = Interner()
+    assert interner.label_numbers().tolist() == [[-1, 0, 0]]
+    interner.label(3, Phase.FORWARD, "Net", "")
+    interner.label(4, Phase.BACKWARD, "Net.fc", "warm-up")
+    interner.label(4, Phase.OPTIMIZER, "", "")
+    interner.label(5, Phase.FORWARD, "Net", "")
+    numbers = interner.label_numbers()
+    assert numbers[1:, 0].tolist() == [3, 4, 4, 5]
+    assert numbers[1:, 1].tolist() == [
+        Phase.FORWARD,
+        Phase.BACKWARD,
+        Phase.OPTIMIZER,
+        Phase.FORWARD,
+    ]
+    names = interner.module_names()
+    assert [names[module] for module in numbers[:, 2].tolist()] == ["", "Net", "Net.fc", "", "Net"]

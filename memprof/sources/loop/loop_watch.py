@@ -8,10 +8,11 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import groupby
 from types import FrameType
 from typing import Any, Protocol
 
-from memprof.cpython.frame_locals import frame_variables
+from memprof.cpython.frame_locals import frame_variable
 from memprof.cpython.signal_errors import guarded_errors
 from memprof.cpython.thread_clock import READING_NS, thread_ns
 from memprof.sources.autograd import any_was_made, node_number
@@ -479,14 +480,18 @@ class LoopWatch:
         self._tell(lambda one: one.backward_ended())
 
     def _tell(self, tell: Callable[[Listener], None]) -> None:
-        """Each listener by itself: what one of them raises keeps it from nobody else."""
-        for listener in tuple(self.listeners):
-            is_metered = getattr(type(listener), "is_metered", False)
+        """Each listener by itself: what one of them raises keeps it from nobody else.
+
+        Their time is read once for all that follow one another, as the clock asks the kernel.
+        """
+        for is_metered, listeners in groupby(tuple(self.listeners), _is_metered):
             if is_metered and not self._is_timing:
-                self._guard(tell, listener)
+                for listener in listeners:
+                    self._guard(tell, listener)
                 continue
             began_ns = thread_ns()
-            self._guard(tell, listener)
+            for listener in listeners:
+                self._guard(tell, listener)
             spent_us = (thread_ns() - began_ns) / 1000
             self._apart_us += spent_us
             if not is_metered:
@@ -753,6 +758,11 @@ class LoopWatch:
         self._apart_us += (thread_ns() - began_ns) / 1000
 
 
+def _is_metered(listener: Listener) -> bool:
+    """Whether the listener's time is measured by whoever is told by it."""
+    return bool(getattr(type(listener), "is_metered", False))
+
+
 def _caller(frame: FrameType) -> Any:
     """The frame of ``Module._call_impl``, from one of a hook that it has called."""
     file = frame.f_code.co_filename
@@ -771,6 +781,6 @@ def _drop_unseen(calls: list[Call], frame: FrameType | None) -> None:
     code, running = frame.f_code, set()
     while frame is not None:
         if frame.f_code is code:
-            running.add(id(dict(zip(*frame_variables(frame), strict=True)).get("self")))
+            running.add(id(frame_variable(frame, "self")))
         frame = frame.f_back
     calls[:] = [call for call in calls if call.module_id in running]

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 from memprof.cpython.signal_errors import QUEUED, adder, guarded_errors, is_of_signal
@@ -35,6 +35,8 @@ __all__ = [
 _LOG = logging.getLogger("memprof")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _PACKAGE, _LAUNCHER = "memprof.", "memprof.record.launch"
+_IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
+_USED = ("msgspec", "numpy", "orjson", "psutil", "pynvml", "torch")
 _HANDING_ON: set[CodeType] = set()
 PASSING_ON: set[CodeType] = set()
 """Code of memprof's that calls the program's, see `passes_on`."""
@@ -75,8 +77,8 @@ class MainThread:
     """Calls a function in the main thread when asked to, as soon as that runs Python.
 
     It is left out where memprof's own code is running there, which is never entered in its middle,
-    in a forked child and after `close`. A thread that waits in C (for a lock, the network, the
-    device) makes the call when it is back.
+    where a library that memprof uses is being imported, in a forked child and after `close`. A
+    thread that waits in C (for a lock, the network, the device) makes the call when it is back.
     """
 
     def __init__(self, call: Callable[[], None], add: Callable[[int], int] | None = None) -> None:
@@ -114,6 +116,8 @@ class MainThread:
     def _run(self) -> None:
         try:
             if self._is_closed or os.getpid() != self._pid or _is_inside_memprof():
+                return
+            if _is_importing_what_memprof_uses():
                 return
             with _without_compiler():
                 self._call()
@@ -236,3 +240,19 @@ def _is_inside_memprof() -> bool:
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
+
+
+def _is_importing_what_memprof_uses() -> bool:
+    """Whether the main thread is in the middle of an import that memprof's own code would meet.
+
+    A module that is there in part is believed to be whole by the thread that imports it. (numpy
+    imports `numpy.ma` when `np.unique` is first called. Within that very import it never ends.)
+    """
+    frame: FrameType | None = sys._getframe(3)
+    while frame is not None and frame.f_code.co_filename != _IMPORT_SYSTEM:
+        frame = frame.f_back
+    return frame is not None and any(
+        getattr(getattr(module, "__spec__", None), "_initializing", False)
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] in _USED
+    )

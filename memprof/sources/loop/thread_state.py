@@ -8,7 +8,7 @@ import threading
 from types import CodeType, FrameType
 from typing import Any
 
-from memprof.cpython.frame_locals import frame_variables
+from memprof.cpython.frame_locals import frame_variable
 from memprof.trace import EMPTY, NOT_RECORDED, Phase
 
 __all__ = [
@@ -203,7 +203,7 @@ def call_frame(frame: Any) -> Any:
 
 def keywords_of(call: FrameType) -> dict[str, Any]:
     """The keyword arguments of a module's call, from the `call_frame`."""
-    keywords = dict(zip(*frame_variables(call), strict=True)).get("kwargs")
+    keywords = frame_variable(call, "kwargs")
     return keywords if isinstance(keywords, dict) else {}
 
 

@@ -141,10 +141,11 @@ def settle(
     is_activation = forward & _lived_to(_backward_rows(events, labels), lives)
     lives.category[is_activation & (lives.category == Category.UNKNOWN)] = Category.ACTIVATION
     times = np.maximum.accumulate(events.time_us)
+    index = AddressIndex(lives) if len(samples) > 1 else None
     for one in samples:
         at = int(np.searchsorted(times, one.time_us, side="right"))
         if one.recomputed == NOT_RECORDED:
-            own(lives, one.owners, at, labels)
+            own(lives, one.owners, at, labels, index)
         else:
             _keep_for_backward(lives, one.recomputed, at, labels)
     failed = [
@@ -173,8 +174,9 @@ def _with_graph(
         times[one.root].append(one.time_us)
         enabled[one.root].append(one.enabled)
     made_us = events.time_us[lives.allocated_at[new]]
-    rows, which = np.unique(lives.label[new], return_inverse=True)
-    roots = [labels.of(label).module.partition(".")[0] for label in rows.tolist()]
+    modules, which = np.unique(labels.modules(lives.label[new]), return_inverse=True)
+    names = labels.module_names()
+    roots = [names[module].partition(".")[0] for module in modules.tolist()]
     number = {root: at for at, root in enumerate(dict.fromkeys(roots))}
     of_row = np.asarray([number[root] for root in roots], np.int64)[which.reshape(-1)]
     for root, at in number.items():
@@ -184,14 +186,23 @@ def _with_graph(
     return graph_column
 
 
-def own(lives: Lives, owners: Mapping[int, Owner], at: int, labels: LabelRows) -> None:
+def own(
+    lives: Lives,
+    owners: Mapping[int, Owner],
+    at: int,
+    labels: LabelRows,
+    index: AddressIndex | None = None,
+) -> None:
     """Put what ``owners`` had at row ``at`` of the events into the columns of ``lives``.
 
-    An input is what was made outside every module and has no other owner.
+    An input is what was made outside every module and has no other owner. ``index`` is of lives
+    with the same addresses, sizes and times.
     """
     if not len(lives):
         return
-    changes, rows_known = [], sight(lives, list(owners), at)
+    addresses = list(owners)
+    rows_known = index.sight(addresses, at) if index else sight(lives, addresses, at)
+    changes = []
     before = lives.label[rows_known].tolist()
     for row, label, owner in zip(rows_known.tolist(), before, owners.values(), strict=True):
         if row < 0:
@@ -218,14 +229,58 @@ def _keep_for_backward(lives: Lives, step: int, at: int, labels: LabelRows) -> N
     lives.category[again & (labels.steps(lives.label) == step)] = Category.ACTIVATION
 
 
-def sight(lives: Lives, addresses: Sequence[int], at: int) -> Ints:
-    """Rows of the lives that hold ``addresses``, in their order; -1: none does.
+class AddressIndex:
+    """The lives of a stretch in the order of their addresses: made once, asked at many moments.
 
-    They are alive at row ``at`` of the events; an address may lie inside a block.
+    A sample has few addresses and a stretch may have a hundred thousand lives, so none of them is
+    compared with all of these.
     """
+
+    def __init__(self, lives: Lives) -> None:
+        self._lives = lives
+        self._order = np.lexsort((lives.allocated_at, lives.address))
+        starts = lives.address[self._order]
+        self._starts = starts
+        ends = starts + np.maximum(lives.size[self._order], 1)
+        self._furthest_ends = np.maximum.accumulate(ends)
+        """Of all blocks that begin where one does, or before."""
+        self._addresses, rank = np.unique(starts, return_inverse=True)
+        allocated_at = lives.allocated_at[self._order] + 1
+        self._stride = int(allocated_at.max(initial=0)) + 2
+        self._keys = rank.reshape(-1) * self._stride + allocated_at
+        """Ascending: the address, and under it the time of the allocation."""
+
+    def sight(self, addresses: Sequence[int], at: int) -> Ints:
+        """Rows of the lives that hold ``addresses``, in their order; -1: none does.
+
+        They are alive at row ``at`` of the events; an address may lie inside a block.
+        """
+        targets = np.array(addresses, dtype=np.int64)
+        if not len(self._starts) or not len(targets):
+            return np.full(len(targets), -1, np.int64)
+        rank = np.minimum(np.searchsorted(self._addresses, targets), len(self._addresses) - 1)
+        wanted = rank * self._stride + min(at, self._stride - 1)
+        place = np.maximum(np.searchsorted(self._keys, wanted, side="right") - 1, 0)
+        row = self._order[place]
+        begins_here = self._starts[place] == targets
+        begins_here &= (self._lives.allocated_at[row] < at) & (self._lives.freed_at[row] >= at)
+        rows: Ints = np.where(begins_here, row, -1)
+        before = np.searchsorted(self._starts, targets, side="right") - 1
+        may_lie_inside = ~begins_here & (before >= 0)
+        may_lie_inside &= self._furthest_ends[np.maximum(before, 0)] > targets
+        if may_lie_inside.any():
+            rows[may_lie_inside] = _sight(self._lives, targets[may_lie_inside], at)
+        return rows
+
+
+def sight(lives: Lives, addresses: Sequence[int], at: int) -> Ints:
+    """The same for a single moment."""
+    return _sight(lives, np.array(addresses, dtype=np.int64), at)
+
+
+def _sight(lives: Lives, targets: Ints, at: int) -> Ints:
     alive = np.flatnonzero((lives.allocated_at < at) & (lives.freed_at >= at))
     alive = alive[np.argsort(lives.address[alive], kind="stable")]
-    targets = np.array(addresses, dtype=np.int64)
     if not len(alive) or not len(targets):
         return np.full(len(targets), -1, np.int64)
     starts = lives.address[alive]

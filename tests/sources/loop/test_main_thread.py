@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import importlib.abc
 import logging
 import multiprocessing
 import os
@@ -12,6 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import pytest
@@ -174,6 +177,42 @@ def test_no_call_comes_in_the_middle_of_the_own_code() -> None:
     calls.clear()
     hands_on(module.inside)
     assert module.inside(lambda: request(main), lambda: spin(lambda: calls))
+    main.close()
+
+
+class _Importer(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports modules of one name by calling a function, as their own code would be run."""
+
+    def __init__(self, name: str, run: Callable[[], object]) -> None:
+        self.name, self.run = name, run
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name == self.name else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.answer = self.run()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "comes"), [("pretended_part", True), ("numpy.pretended_part", False)]
+)
+def test_no_call_comes_while_a_library_that_memprof_uses_is_imported(
+    name: str, comes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    main = MainThread(lambda: calls.append(1))
+
+    def spins() -> bool:
+        assert request(main)
+        return spin_a_little(lambda: calls)
+
+    monkeypatch.setattr(sys, "meta_path", [_Importer(name, spins), *sys.meta_path])
+    module = importlib.import_module(name)
+    monkeypatch.delitem(sys.modules, name)
+    assert module.answer is comes
+    calls.clear()
+    assert request(main), "and it comes once the import is over"
+    assert spin(lambda: calls)
     main.close()
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
+
 from memprof.sources.label_rows import LabelRows
 from memprof.sources.owners.block_lifetimes import (
+    AddressIndex,
     GradMode,
     Lives,
     OwnerSample,
@@ -12,6 +17,7 @@ from memprof.sources.owners.block_lifetimes import (
     own,
     replaced,
     settle,
+    sight,
 )
 from memprof.sources.owners.tensor_owners import Owner
 from memprof.sources.protocol import Interner
@@ -172,3 +178,21 @@ def test_an_owner_may_point_into_a_block_and_gives_it_its_module():
     own(lives, owners, 2, labels)
     assert lives.category.tolist() == [Category.PARAMETER, Category.UNKNOWN]
     assert [labels.of(int(row)).module for row in lives.label] == ["Net.0", ""]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_index_sees_at_each_moment_what_a_look_at_all_lives_sees(seed: int) -> None:
+    rng, stretch = random.Random(seed), Stretch()
+    for _ in range(60):  # an address comes and goes; some ends are lost, some beginnings too
+        stretch.add(rng.choice((ALLOC, ALLOC, FREE)), 512 * rng.randrange(12), Phase.OTHER)
+    before = Lives.build(address=[512, 1024, 65536], size=[512, 2048, 512])
+    lives = lives_of(before, stretch.events, 0)
+    index = AddressIndex(lives)
+    addresses = [rng.randrange(13 * 512) for _ in range(40)] + [512 * n for n in range(14)]
+    for at in range(61):
+        assert index.sight(addresses, at).tolist() == sight(lives, addresses, at).tolist()
+
+
+def test_an_index_of_nothing_sees_nothing() -> None:
+    assert AddressIndex(Lives.build()).sight([1, 2], 0).tolist() == [-1, -1]
+    assert AddressIndex(Lives.build(address=[1], size=[1])).sight([], 0).tolist() == []
