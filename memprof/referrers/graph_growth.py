@@ -11,7 +11,8 @@ from memprof.referrers.gc_objects import live_tensors, young_tensors
 from memprof.referrers.heap import Deadline
 from memprof.referrers.search_from_roots import quiet
 from memprof.referrers.torch_references import plain_torch
-from memprof.sources.autograd import grad_fns_of
+from memprof.sources.autograd import grad_fns_of, is_leaf
+from memprof.sources.graph_nodes import most_nodes, note_nodes
 from memprof.sources.training_threads import may_read_graphs
 
 __all__ = ["GraphGrowth", "LongestGraph", "longest_graph"]
@@ -48,12 +49,13 @@ def longest_graph(budget_s: float = 0.1, *, young: bool = False) -> LongestGraph
     if not may_read_graphs():
         return best
     with quiet(), plain_torch():
-        tensors = _tensors(young=young)
-        graphs = zip(tensors, grad_fns_of(tensors), strict=True)
+        made = [one for one in _tensors(young=young) if not is_leaf(one)][-_MOST_ROOTS:]
+        graphs = zip(made, grad_fns_of(made), strict=True)
         roots = [(one, node) for one, node in graphs if node is not None]
         deadline = Deadline(budget_s)  # a busy machine must not end the walk before it begins
-        for root, start in roots[-_MOST_ROOTS:]:
+        for root, start in roots:
             nodes = _nodes(start, deadline)
+            note_nodes(len(nodes))
             if len(nodes) > best.nodes:
                 best = LongestGraph(len(nodes), weakref.ref(root), *_span(nodes))
             if deadline.passed:
@@ -75,7 +77,8 @@ def _span(nodes: set[object]) -> tuple[int, int]:
 def _nodes(start: object, deadline: Deadline) -> set[object]:
     visited = {start}
     queue = deque([start])
-    while queue and len(visited) < _MOST_NODES:
+    most = most_nodes(_MOST_NODES)
+    while queue and len(visited) < most:
         for node, _ in queue.popleft().next_functions:  # type: ignore[attr-defined]
             if node is not None and node not in visited:
                 visited.add(node)

@@ -41,8 +41,9 @@ from memprof.referrers.links_by_type import (
     may_apply,
 )
 from memprof.referrers.notebook import cell_results, keeps_results
-from memprof.referrers.torch_references import is_node_type, is_tensor_type
+from memprof.referrers.torch_references import is_tensor_type
 from memprof.source_code.verbs import RELEASING
+from memprof.sources.graph_nodes import is_node_type
 from memprof.sources.user_files import is_user_file
 
 __all__ = ["Naming"]

@@ -13,7 +13,8 @@ import msgspec
 from memprof.cpython.frame_locals import frame_variables
 from memprof.reference_chain import Link, LinkKind
 from memprof.referrers.introspection import instance_dict, is_one_of, qualified_name
-from memprof.referrers.torch_references import is_node_type, is_tensor_type
+from memprof.referrers.torch_references import is_tensor_type
+from memprof.sources.graph_nodes import is_node_type
 
 __all__ = ["PROBES", "LruCache", "function_link", "in_code", "lru_link", "may_apply"]
 

@@ -36,11 +36,11 @@ from memprof.referrers.torch_references import (
     TorchEdges,
     TorchReference,
     is_bare,
-    is_node_type,
     is_symbolic,
     is_tensor_type,
     plain_torch,
 )
+from memprof.sources.graph_nodes import is_node_type
 from memprof.sources.training_threads import may_read_graphs
 
 __all__ = ["Reference", "Search", "quiet"]

@@ -23,13 +23,13 @@ from memprof.reference_chain import Link, LinkKind
 from memprof.referrers.heap import Deadline, Heap
 from memprof.referrers.targets import Targets, unwrapped
 from memprof.sources.autograd import grad_fn_of, gradient_of, is_leaf
+from memprof.sources.graph_nodes import is_node_type, most_nodes, note_nodes
 from memprof.sources.training_threads import may_read_graphs
 
 __all__ = [
     "TorchEdges",
     "TorchReference",
     "is_bare",
-    "is_node_type",
     "is_symbolic",
     "is_tensor_type",
     "plain_torch",
@@ -52,14 +52,6 @@ def plain_torch() -> Iterator[None]:
 def is_tensor_type(kind: type) -> bool:
     """Whether instances are tensors, asked of the type (``isinstance`` may run user code)."""
     return type.__subclasscheck__(torch.Tensor, kind)
-
-
-def is_node_type(kind: type) -> bool:
-    """Whether instances are nodes of an autograd graph, C++ ones or a custom Function's ``ctx``."""
-    if type.__subclasscheck__(torch._C._FunctionBase, kind):
-        return True
-    own = type.__dict__["__dict__"].__get__(kind)
-    return "next_functions" in own and "register_prehook" in own and "__module__" not in own
 
 
 def is_symbolic(tensor: torch.Tensor) -> bool:
@@ -122,6 +114,14 @@ class TorchEdges:
         if not may_read_graphs():
             self.heap.complete = False
             return
+        already = len(self._alive)
+        room = already + most_nodes(_MAX_NODES - already)
+        try:
+            yield from self._walk(starts, room)
+        finally:
+            note_nodes(len(self._alive) - already)
+
+    def _walk(self, starts: Sequence[object], room: int) -> Iterator[tuple[int, TorchReference]]:
         queue: deque[_Stop] = deque()
         for place, start in enumerate(starts):
             if is_tensor_type(type(start)):
@@ -132,9 +132,7 @@ class TorchEdges:
         count = 0
         while queue:
             count += 1
-            if len(self._alive) > _MAX_NODES or (
-                count % _CHECK_EVERY == 0 and self.deadline.check()
-            ):
+            if len(self._alive) >= room or (count % _CHECK_EVERY == 0 and self.deadline.check()):
                 self.heap.complete = False
                 return
             value, trail, place = queue.popleft()

@@ -11,6 +11,7 @@ from typing import Any
 
 from memprof.sources.autograd import grad_fn_of, gradient_of
 from memprof.sources.gc_instances import instances_of, subclasses_of, young_instances_of
+from memprof.sources.graph_nodes import most_nodes, note_nodes
 from memprof.sources.guarded_access import GuardedAccess
 from memprof.sources.owners.tensor_owners import Differentiated, is_plain, storages, tensors_in
 from memprof.sources.tensor_addresses import has_ended
@@ -172,22 +173,24 @@ class SavedTensors:
         if not may_read_graphs():
             self.complete = False
             return
-        yield from self._guard.within(partial(self._begin, nodes), self._live_tensors)
+        most = most_nodes(_NODES)
+        yield from self._guard.within(partial(self._begin, nodes, most), self._live_tensors)
         visited = set(nodes)
-        while nodes and len(visited) < _NODES:
+        while nodes and len(visited) < most:
             node = nodes.pop()
             parents = {parent for parent, _ in node.next_functions if parent is not None} - visited
             visited |= parents
             nodes += parents
             yield from self._guard.within(self._saved_by, (node,))
+        note_nodes(len(visited))
         self.complete = not nodes
 
-    def _begin(self, nodes: list[Any], item: Any) -> Iterator[Any]:
+    def _begin(self, nodes: list[Any], most: int, item: Any) -> Iterator[Any]:
         """Adds the node that made a tensor; what is saved elsewhere than in graphs."""
         import torch
 
         if isinstance(item, torch.Tensor):
-            node = grad_fn_of(item)
+            node = grad_fn_of(item) if len(nodes) <= most else None
             if node is not None:
                 nodes.append(node)
         else:  # a checkpoint; an older torch hangs its arguments on a node of their own

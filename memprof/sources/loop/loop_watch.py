@@ -17,6 +17,7 @@ from memprof.cpython.signal_errors import guarded_errors
 from memprof.cpython.thread_clock import READING_NS, thread_ns
 from memprof.sources.autograd import any_was_made, node_number
 from memprof.sources.cpu.dispatch_mode import pop_left, skip_in_dynamo
+from memprof.sources.graph_nodes import keeps_node_objects, longest_walk
 from memprof.sources.guarded_access import GuardedAccess
 from memprof.sources.loop.backward_passes import BackwardPasses
 from memprof.sources.loop.call_places import CallPlaces
@@ -416,8 +417,10 @@ class LoopWatch:
                 self._passes += 1
             place = thread.passing = BackwardPass(place.path, task, engine)
             place.outer = thread.calls[-1] if thread.calls else None
-        node = self._current_node()
-        place.running = number = node._sequence_nr() if node is not None else NOT_RECORDED
+        node = self._current_node() if place.nodes < self._most_nodes else None
+        number = node._sequence_nr() if node is not None else NOT_RECORDED
+        place.nodes += number != place.running
+        place.running = number
         if number != place.number and number < _ACCUMULATE_GRAD:
             place.number = number
             path = self._module_at(thread, number) if node is not None else ""
@@ -511,6 +514,7 @@ class LoopWatch:
         self._graph_task = graph_task or (lambda: NO_TASK)
         self._current_node = (sequence and current_node) or (lambda: None)
         self._sequence = sequence or (lambda: 0)
+        self._most_nodes = longest_walk() if keeps_node_objects() else sys.maxsize
         self._engine = (*engine_codes(torch), self._backward_passes.code)
         if missing:
             self._failure = f"torch {torch.__version__} does not tell {' nor '.join(missing)}"

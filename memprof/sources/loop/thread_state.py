@@ -94,10 +94,12 @@ class Stepping(ThreadPosition):
 class BackwardPass(ThreadPosition):
     """A backward pass; its path is the module of the graph's node that runs."""
 
-    __slots__ = ("number", "running")
+    __slots__ = ("nodes", "number", "running")
 
     def __init__(self, path: str, task: int, frame_id: int) -> None:
         super().__init__(Phase.BACKWARD, path, task, frame_id)
+        self.nodes = 0
+        """How many nodes have been asked for."""
         self.number = _NO_NUMBER
         """The node's sequence number."""
         self.running = _NO_NUMBER
