@@ -6,7 +6,9 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import dropwhile
 
+from memprof.source_code.branches import never_run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import FUNCTIONS, LOOPS, Place, bound_names, called_name, source_of
 from memprof.source_code.reductions import computed_by_value
@@ -22,6 +24,7 @@ _TO_KEEP = ("logits_to_keep", "num_logits_to_keep")
 """Parameters by which models of transformers are told for how many positions to compute logits."""
 
 
+_OF_MODULES = "/torch/nn/modules/module.py"
 _DIAGONALS = frozenset(("diag", "diagonal", "trace"))
 _PRODUCTS = frozenset(("cdist", "matmul", "mm"))
 """Functions that compute a value for each pair of rows."""
@@ -70,12 +73,11 @@ def part_read(stack: Sequence[Frame]) -> PartRead | None:
     of several kinds are read, or where that cannot be told from the source.
     """
     field, switch = "", ""
-    for frame in stack:
+    for at, frame in enumerate(stack):
         kind = frame_kind(frame.filename)
         if kind is FrameKind.TORCH:
             continue  # a module's call passes on what its forward returns
-        program = None if frame.changed else source_of(frame.filename)
-        place = program.at(frame.line) if program is not None else None
+        place = _place_of(frame)
         if place is None:
             return None
         if place.function is not None:
@@ -86,19 +88,38 @@ def part_read(stack: Sequence[Frame]) -> PartRead | None:
             if _is_the_call(statement.value):
                 continue
             return None
-        name, taken = _name_bound(statement)
+        name, taken = _name_bound(statement, field)
         if not name or (taken and taken != field):
             return None
         if taken:  # ``logits = model(ids).logits``
-            return _only_part(place, name, switch)
-        if _is_returned(place, name):
+            return _only_part(place, name, "", switch)
+        dead = _never_run(place, stack[at + 1 :])
+        if _is_returned(place, name, dead):
             continue
-        in_field = _field_returned(place, name)
+        in_field = _field_returned(place, name, dead)
         if in_field and not field:
             field = in_field
             continue
-        return _only_part(place, f"{name}.{field}" if field else name, switch)
+        return _only_part(place, name, field, switch)
     return None
+
+
+def _place_of(frame: Frame) -> Place | None:
+    program = None if frame.changed else source_of(frame.filename)
+    return program.at(frame.line) if program is not None else None
+
+
+def _never_run(place: Place, outer: Sequence[Frame]) -> set[ast.AST]:
+    """What of the function around a statement does not run, as those ``outer`` frames call it."""
+    by_module = dropwhile(lambda frame: frame.filename.endswith(_OF_MODULES), outer)
+    caller = next(by_module, None)
+    calling = _place_of(caller) if caller is not None else None
+    value = getattr(calling.statement, "value", None) if calling is not None else None
+    if isinstance(value, (ast.Attribute, ast.Subscript)):
+        value = value.value
+    if place.function is None or not isinstance(value, ast.Call):
+        return set()
+    return never_run(place.function, value, is_method=place.class_ is not None)
 
 
 def computed_part(place: Place) -> ComputedPart | None:
@@ -201,14 +222,32 @@ def _are_first_few(index: ast.expr) -> bool:
     return first.lower is None and first.step is None and first.upper is not None
 
 
-def _name_bound(statement: ast.stmt) -> tuple[str, str]:
-    """``y`` of ``y = f(x)``, and ``out`` of ``y = f(x).out``; empty for other statements."""
+def _name_bound(statement: ast.stmt, field: str) -> tuple[str, str]:
+    """``y`` of ``y = f(x)``, and ``out`` of ``y = f(x).out``; empty for other statements.
+
+    Where the value is one of several, ``[0]``, also ``y`` and ``[0]`` of ``y, _ = f(x)``.
+    """
     if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
         return "", ""
-    (target,), value = statement.targets, statement.value
-    field = value.attr if isinstance(value, ast.Attribute) else ""
-    is_call = _is_the_call(value.value if isinstance(value, ast.Attribute) else value)
-    return (target.id, field) if isinstance(target, ast.Name) and is_call else ("", "")
+    (target,) = statement.targets
+    value, taken = _without_field(statement.value)
+    if not _is_the_call(value):
+        return "", ""
+    if isinstance(target, ast.Tuple) and not taken:
+        elements = {f"[{at}]": one for at, one in enumerate(target.elts)}
+        if any(isinstance(one, ast.Starred) for one in target.elts):
+            return "", ""
+        target, taken = elements.get(field, target), field
+    return (target.id, taken) if isinstance(target, ast.Name) else ("", "")
+
+
+def _without_field(value: ast.expr) -> tuple[ast.expr, str]:
+    """``f(x)`` and how one of its values is taken, ``logits`` of ``f(x).logits``; else empty."""
+    if isinstance(value, ast.Attribute):
+        return value.value, value.attr
+    if isinstance(value, ast.Subscript):
+        return value.value, f"[{ast.unparse(value.slice)}]"
+    return value, ""
 
 
 def _is_the_call(value: ast.expr | None) -> bool:
@@ -216,33 +255,51 @@ def _is_the_call(value: ast.expr | None) -> bool:
     return isinstance(value, ast.Call)
 
 
-def _is_returned(place: Place, name: str) -> bool:
+def _is_returned(place: Place, name: str, dead: set[ast.AST]) -> bool:
     """Whether the function around a statement returns a variable as it is, and does no more.
 
     What a library's function computes of it besides depends on arguments, as its loss does.
     """
-    values = [node.value for node in _own_nodes(place.scope) if isinstance(node, ast.Return)]
+    values = _returned(place, dead)
     if not any(isinstance(value, ast.Name) and value.id == name for value in values):
         return False
-    is_library = frame_kind(place.program.filename) is not FrameKind.USER
-    return is_library or len(list(reads_of(place.scope, name))) == 1
+    return _is_library(place) or _is_read_once(place, name, dead)
 
 
-def _field_returned(place: Place, name: str) -> str:
-    """``logits`` of ``return Output(logits=logits)`` in a library's function; empty without one."""
-    if frame_kind(place.program.filename) is FrameKind.USER:
-        return ""
-    for node in _own_nodes(place.scope):
-        if isinstance(node, ast.Return) and isinstance(node.value, ast.Call):
-            for keyword in node.value.keywords:
+def _field_returned(place: Place, name: str, dead: set[ast.AST]) -> str:
+    """How a function returns a variable among others; empty where it does not.
+
+    ``logits`` of a library's ``return Output(logits=logits)``, ``[0]`` of ``return logits, loss``.
+    """
+    for value in _returned(place, dead):
+        if isinstance(value, ast.Call) and _is_library(place):
+            for keyword in value.keywords:
                 if isinstance(keyword.value, ast.Name) and keyword.value.id == name:
                     return keyword.arg or ""
+        if isinstance(value, ast.Tuple) and not _is_library(place):
+            names = [one.id if isinstance(one, ast.Name) else "" for one in value.elts]
+            if name in names and _is_read_once(place, name, dead):
+                return f"[{names.index(name)}]"
     return ""
 
 
-def _only_part(place: Place, value: str, switch: str) -> PartRead | None:
+def _returned(place: Place, dead: set[ast.AST]) -> Iterator[ast.expr | None]:
+    for node in _own_nodes(place.scope, dead):
+        if isinstance(node, ast.Return):
+            yield node.value
+
+
+def _is_library(place: Place) -> bool:
+    return frame_kind(place.program.filename) is not FrameKind.USER
+
+
+def _is_read_once(place: Place, name: str, dead: set[ast.AST]) -> bool:
+    reads = reads_of(place.scope, name)
+    return sum(dead.isdisjoint((load, *around)) for load, around in reads) == 1
+
+
+def _only_part(place: Place, name: str, field: str, switch: str) -> PartRead | None:
     """The part of a variable, or of its field, that every read of it in the function takes."""
-    name, _, field = value.partition(".")
     parts = list(_parts_in(place, name, field, set()))
     texts = {ast.unparse(part) for part in parts if part is not None}
     if None in parts or len(texts) != 1 or parts[0] is None:
@@ -262,11 +319,13 @@ def _parts_in(place: Place, name: str, field: str, followed: set[str]) -> Iterat
         waiting = [*around]
         if field:
             parent = waiting.pop()
-            if not isinstance(parent, ast.Attribute):
+            taken = _without_field(parent)[1] if isinstance(parent, ast.expr) else ""
+            if not taken:
                 yield None
                 continue
-            if parent.attr != field:
+            if taken != field:
                 continue
+            assert isinstance(parent, ast.expr)
             node = parent
         if isinstance(waiting[-1], ast.Attribute) and waiting[-1].attr in _OF_SHAPE:
             continue
@@ -330,11 +389,13 @@ def _is_number(entry: ast.expr) -> bool:
     return isinstance(entry, ast.Constant) and type(entry.value) is int
 
 
-def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function, without those of functions within it."""
+def _own_nodes(scope: ast.AST, dead: set[ast.AST]) -> Iterator[ast.AST]:
+    """The nodes of a function, without those of functions within it and without ``dead`` ones."""
     waiting = list(ast.iter_child_nodes(scope))
     while waiting:
         node = waiting.pop()
+        if node in dead:
+            continue
         yield node
         if not isinstance(node, (*FUNCTIONS, ast.Lambda, ast.ClassDef)):
             waiting += ast.iter_child_nodes(node)

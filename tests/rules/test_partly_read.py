@@ -158,7 +158,62 @@ def test_the_part_and_the_line_that_computes_it_all_are_named(program, tmp_path)
     assert first.saves_bytes == nbytes
 
 
-@pytest.mark.parametrize("program", [two_ends, handed_on])
+class Scorer(Decoder):
+    """Returns its logits with a loss, which there is only where targets are given."""
+
+    def forward(self, ids, targets=None):
+        logits = self.head(self.embedding(ids))
+        if targets is None:
+            return logits, None
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return logits, loss
+
+
+def first_of_two():
+    scorer = Scorer()
+
+    @torch.no_grad()
+    def step(number):
+        logits, _ = scorer(torch.randint(WORDS, (ROWS, POSITIONS)))
+        return logits[:, -1].argmax(dim=-1).tolist()
+
+    return step
+
+
+def item_of_two():
+    scorer = Scorer()
+
+    @torch.no_grad()
+    def step(number):
+        answer = scorer(torch.randint(WORDS, (ROWS, POSITIONS)))
+        return answer[0][:, -1].argmax(dim=-1).tolist()
+
+    return step
+
+
+def scored_as_well():
+    """Targets are given, so the loss reads all of the logits."""
+    scorer = Scorer()
+
+    @torch.no_grad()
+    def step(number):
+        ids = torch.randint(WORDS, (ROWS, POSITIONS))
+        logits, loss = scorer(ids, targets=ids)
+        return logits[:, -1].argmax(dim=-1).tolist(), loss.item()
+
+    return step
+
+
+@pytest.mark.parametrize("program", [first_of_two, item_of_two])
+def test_what_is_returned_with_a_loss_that_nobody_asked_for_is_followed(program, tmp_path):
+    (found, *_) = findings_of(program, tmp_path / "run.json")
+    assert (found.rule, found.minor) == ("partly-read", False)
+    read = "logits[:, -1]" if program is first_of_two else "answer[0][:, -1]"
+    assert found.match.part.text == read
+    assert found.remedies[0].code == "logits = self.head(self.embedding(ids))"
+
+
+@pytest.mark.parametrize("program", [two_ends, handed_on, scored_as_well])
 def test_nothing_is_said_of_what_may_be_read(program, tmp_path):
     assert "partly-read" not in names(program, tmp_path / "run.json")
 
