@@ -61,10 +61,11 @@ class Reduction:
     """How a joined tensor is reduced."""
 
     along: Reduced
+    """Over the parts, where one of several reductions is."""
     texts: tuple[str, ...]
     """The reductions, as written: ``samples.var(0)``."""
-    line: int
-    """Of the first."""
+    lines: tuple[int, ...]
+    """Of those within each part, whose results remain."""
 
 
 def reduction_of(place: Place) -> Reduction | None:
@@ -77,13 +78,14 @@ def reduction_of(place: Place) -> Reduction | None:
         return None
     dim = _dimension(joins[0], 1, 0)
     calls = reductions_of(place, joins[0])
-    kinds = {_along(call, dim) if call is not None else None for call in calls}
-    if len(kinds) != 1 or None in kinds:
+    kinds = [_along(call, dim) if call is not None else None for call in calls]
+    if not kinds or None in kinds:
         return None
-    (along,) = kinds
+    along = Reduced.OVER_PARTS if Reduced.OVER_PARTS in kinds else Reduced.EACH_PART
     in_order = sorted(filter(None, calls), key=lambda call: (call.lineno, call.col_offset))
     texts = tuple(dict.fromkeys(map(ast.unparse, in_order)))
-    return Reduction(along, texts, in_order[0].lineno) if along is not None else None
+    within = {call.lineno for call in in_order if _along(call, dim) is Reduced.EACH_PART}
+    return Reduction(along, texts, tuple(sorted(within)))
 
 
 def reductions_of(place: Place, value: ast.expr) -> list[ast.Call | None]:

@@ -85,9 +85,10 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
             return
         why = (
             f"{nbytes} are collected, and then only {read} read: add up what that needs as "
-            "the results come (their sum and number; for a variance, the sum of squares, too)."
+            "the results come (their sum and number; for a variance, the sum of squares, too)"
         )
-        yield Advice("running_total", why, case.site)
+        why += ", and keep what each gives by itself." if match.reduction.lines else "."
+        yield Advice("running_total", why, case.site, remains=match.remains)
 
 
 def _is_of_library(window: Window, row: int) -> bool:
@@ -119,18 +120,19 @@ def _saving(window: Window, results: Ints, parts: Ints) -> Saving:
 
 
 def _reduced_bytes(window: Window, row: int, reduction: Reduction) -> int:
-    """The largest of what the reduction's line makes of the joined tensor."""
-    if reduction.along is not Reduced.EACH_PART:
-        return 0
+    """What remains of reductions within each part: the largest that each line makes."""
     filename, lives = window.frame_of(row).filename, window.lives
-    sites = [
-        number
-        for number, frame in enumerate(window.owners.sites.frames)
-        if (frame.filename, frame.line) == (filename, reduction.line)
-    ]
-    made = np.isin(window.site, sites) & (lives.alloc > lives.alloc[row])
-    made &= lives.size < lives.size[row]
-    return int(lives.size[made].max()) if made.any() else 0
+    nbytes = 0
+    for line in reduction.lines:
+        sites = [
+            number
+            for number, frame in enumerate(window.owners.sites.frames)
+            if (frame.filename, frame.line) == (filename, line)
+        ]
+        made = np.isin(window.site, sites) & (lives.alloc > lives.alloc[row])
+        made &= lives.size < lives.size[row]
+        nbytes += int(lives.size[made].max(initial=0))
+    return nbytes
 
 
 RULE = ReducedLaterResults()
