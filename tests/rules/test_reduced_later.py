@@ -10,6 +10,7 @@ from tests.rules.recorded import findings_of, names
 
 PASSES, ROWS, CLASSES = 20, 64, 512
 PART = ROWS * CLASSES * 4
+NOUGHTS = torch.zeros(PASSES * ROWS, dtype=torch.long)
 
 
 def predict(number):
@@ -109,7 +110,7 @@ def a_loss_and_the_best():
     def step(number):
         kept = [predict(i) for i in range(PASSES)]
         joined = torch.cat(kept)
-        loss = F.cross_entropy(joined, torch.zeros(PASSES * ROWS, dtype=torch.long))
+        loss = F.cross_entropy(joined, NOUGHTS)
         return loss.item(), joined.argmax(dim=1).float().mean().item()
 
     return step
@@ -150,8 +151,7 @@ def handed_back():
         (fires, "`samples.mean(0)` and `samples.var(0)` are", "running_total"),
         (
             a_loss_and_the_best,
-            "`F.cross_entropy(joined, torch.zeros(PASSES * ROWS, dtype=torch.long))` and "
-            "`joined.argmax(dim=1)` are",
+            "`F.cross_entropy(joined, NOUGHTS)` and `joined.argmax(dim=1)` are",
             "running_total",
         ),
         (by_part, "`probabilities.argmax(dim=1)` is", "reduce_predictions"),

@@ -1,0 +1,87 @@
+"""trained-base: weights below adapters are trained as well, though PEFT freezes them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.rules.recorded import findings_of, names
+
+WIDTH, RANK, LAYERS = 384, 4, 3
+
+
+class AdaptedLinear(nn.Module):
+    """A frozen layer with a small one beside it, named as PEFT names them."""
+
+    def __init__(self):
+        super().__init__()
+        self.base_layer = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.lora_A, self.lora_B = nn.Linear(WIDTH, RANK), nn.Linear(RANK, WIDTH)
+
+    def forward(self, x):
+        return self.base_layer(x) + self.lora_B(self.lora_A(x))
+
+
+class PeftNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(AdaptedLinear() for _ in range(LAYERS))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x
+
+
+def trained(model):
+    optimizer = torch.optim.Adam([one for one in model.parameters() if one.requires_grad], 1e-3)
+
+    def step(number):
+        model(torch.randn(8, WIDTH)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def fires():
+    model = PeftNet()
+    model.requires_grad_(True)
+    return trained(model)
+
+
+def looks_alike():
+    """Only the adapters are trained."""
+    return trained(PeftNet())
+
+
+class Stack(nn.Module):
+    """Layers of that name without adapters beside them."""
+
+    def __init__(self):
+        super().__init__()
+        self.base_layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.base_layer(x)
+
+
+def without_adapters():
+    return trained(nn.Sequential(Stack(), Stack()))
+
+
+def test_gradients_and_states_of_the_base_are_what_could_go(tmp_path):
+    (found, *_) = findings_of(fires, tmp_path / "run.json")
+    base = LAYERS * (WIDTH * WIDTH + WIDTH) * 4
+    counters = 2 * LAYERS * 512  # Adam's, one for each parameter, in blocks of their own
+    assert (found.rule, found.minor) == ("trained-base", False)
+    assert found.bytes == 3 * base + counters
+    (remedy,) = found.remedies
+    assert (remedy.fix, remedy.code) == ("freeze_params", "model.requires_grad_(True)")
+    assert "`model.requires_grad_(True)` has unfrozen them" in remedy.why
+    assert remedy.saves_bytes == found.bytes
+
+
+def test_adapters_alone_are_trained_as_they_should_be(tmp_path):
+    assert "trained-base" not in names(looks_alike, tmp_path / "run.json")
+    assert "trained-base" not in names(without_adapters, tmp_path / "other.json")
