@@ -51,8 +51,8 @@ _MANY_OBJECTS = 250_000
 """In a larger heap, of frameworks that are imported, modules of libraries take most of the time:
 0.24 of 0.47 s for 460,000 objects, 2026-11-23."""
 _NEAR_NAMES = 30_000
-"""Objects that the program's names lead to first, by whose arrays something is looked for at once:
-10 ms. In the heap of a framework there is no time left for that after all else."""
+"""Objects that the names of a group of roots lead to first, by whose arrays something is looked for
+at once: 10 ms. In the heap of a framework there is no time left for that after all else."""
 _SORTED_S = 1.8e-7
 """Seconds for each object until all are marked and sorted by role, on a machine for which budgets
 are meant: 1.65e-7 at the first search, 1.2e-7 later (300,000 objects, Python 3.11, 2026-11-24)."""
@@ -150,10 +150,10 @@ class Search:
         self._late: list[Level] = []
         self._set_aside: list[tuple[object, _Entry]] = []
         self._stops_early = False
-        self._near_names = _NEAR_NAMES
         self._of_arrays: list[Reference] = []
         self.root_of: dict[int, Root] = {}
         for group in (lasting, inner, running):
+            self._near_names = _NEAR_NAMES
             self._sweep_roots(group)
         if not (self.deadline.check() or self._all_explained()):
             self._sweep_roots(iterated_roots(self._unnamed_generators(), self.deadline.check))

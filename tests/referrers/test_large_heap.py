@@ -118,6 +118,28 @@ def test_an_array_near_the_programs_names_is_told_before_libraries_are_looked_at
     assert library_sweeps == []
 
 
+@pytest.mark.whole_heap
+@pytest.mark.usefixtures("large_heap")
+def test_an_array_of_an_inner_function_is_told_where_lasting_names_lead_to_much(
+    library_sweeps,
+):
+    ARRAYS.extend([None] for _ in range(50_000))
+
+    def inner():
+        probabilities = torch.ones(6, 4)
+        key = probabilities.untyped_storage()._cdata
+        kept = [probabilities[:, :2].numpy()[0]]
+        del probabilities
+        (found,) = find_holders([key], budget_s=60.0, in_passing=True)
+        return kept, found
+
+    _, found = inner()
+    ARRAYS.clear()
+    assert "a NumPy array that shows 8 of 96 bytes, kept by" in names(found)[0]
+    assert "local `kept` of" in names(found)[0]
+    assert library_sweeps == []
+
+
 def test_nothing_is_sure_before_the_programs_names_were_followed_to_the_end():
     deadline = Deadline(60.0)
     deadline.passed = True
