@@ -53,6 +53,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "class_indices": "Give the indices of classes, not a one-hot table.",
         "einsum": "Let a product of matrices, or `torch.einsum`, add up what it multiplies.",
         "sparse_adjacency": "Give a graph layer its edges as a sparse matrix: `ToSparseTensor`.",
+        "sparse_values": "Compute with the values of a sparse tensor, not with a dense one.",
         "cdist": "Let `torch.cdist` compute distances: it makes no differences.",
         "chunk": "Work through the large tensor in parts.",
         "divide_batch": "Have the library work on the parts of a batch one after the other.",

@@ -14,7 +14,7 @@ import numpy as np
 
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Place, place_of
-from memprof.trace import SURVIVOR_AGE, Category, Frame
+from memprof.trace import EMPTY, SURVIVOR_AGE, Category, Frame
 from memprof.views.window import Bools, Ints, Window
 
 __all__ = [
@@ -30,6 +30,8 @@ _LEAST_SHARE = 0.2
 """Of the peak, with all tensors of its size: less is what every program has."""
 _LEAST_ONE = 0.1
 """Of the peak: many small tensors of one size are a collection, and no large tensor."""
+_LEAST_OF_SIZE = 0.25
+"""Of the size at the peak, in other steps: a line may make small tensors as well."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,8 +42,10 @@ class LargeTensor:
     """The first that its step made: the others came of it."""
     alike: Bools
     """Lifetimes of its size, at any time, that are neither part of a model nor inputs."""
+    in_every_step: Bools
+    """These, and what the same lines made in steps whose batches are of other lengths."""
     there: Ints
-    """Those of them that are there at the peak."""
+    """Those of its size that are there at the peak."""
     nbytes: int
     """What these take."""
     place: Place | None
@@ -69,7 +73,19 @@ def large_tensor(window: Window) -> LargeTensor | None:
     if window.share(nbytes) < _LEAST_SHARE or window.share(int(size)) < _LEAST_ONE:
         return None
     row = int(np.flatnonzero(alike & (window.made_in == window.made_in[row]))[0])
-    return LargeTensor(row, alike, there, nbytes, place_of(window.frame_of(row)))
+    in_every_step = _in_every_step(window, alike, int(size))
+    return LargeTensor(row, alike, in_every_step, there, nbytes, place_of(window.frame_of(row)))
+
+
+def _in_every_step(window: Window, alike: Bools, size: int) -> Bools:
+    stacks = np.unique(window.lives.stack[alike])
+    of_stacks = np.isin(window.lives.stack, stacks[stacks != EMPTY])
+    of_stacks &= np.isin(window.origin_site, np.unique(window.origin_site[alike]))
+    of_stacks &= window.lives.requested >= _LEAST_OF_SIZE * size
+    in_every_step: Bools = alike | (
+        of_stacks & ~window.has_owner & (window.category != Category.INPUT)
+    )
+    return in_every_step
 
 
 def made_on_its_line(window: Window, row: int) -> Ints:

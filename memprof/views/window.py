@@ -25,6 +25,8 @@ __all__ = ["Bools", "Ints", "Window"]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
+_DOMINATES = 2
+"""A peak before the steps are alike that is so many times the later one is what to look at."""
 _ENOUGH_STEPS = 8
 
 
@@ -98,11 +100,15 @@ class Window:
     def first_entry(self) -> int:
         """The entry of the timeline from which on steps are like one another.
 
-        The first steps build models and optimizer state; what they need for a moment is not waste.
+        The first steps build models and optimizer state; what they need for a moment is not waste,
+        unless it is most of what the program ever needs.
         """
         if len(self.steps) < _ENOUGH_STEPS:
             return 0
-        return self.first_event[int(self.steps[WARM_UP])] + 1
+        entry = self.first_event[int(self.steps[WARM_UP])] + 1
+        allocated = self.line.allocated
+        is_most = allocated.max() > _DOMINATES * allocated[entry:].max(initial=0)
+        return 0 if is_most else entry
 
     @cached_property
     def peak(self) -> Peak:

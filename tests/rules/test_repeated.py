@@ -36,6 +36,24 @@ def copies_what_is_expanded():
     return step
 
 
+def of_many_lengths():
+    """The same as the first, of batches that differ in length."""
+
+    def step(number):
+        length = 64 - number % 8
+        queries, keys = torch.randn(length, 32), torch.randn(length, 32)
+        pairs = queries.unsqueeze(1).repeat(1, length, 1)
+        (pairs + keys).tanh_().sum().item()
+
+    return step
+
+
+def test_the_saving_counts_the_copies_of_batches_of_every_length(tmp_path):
+    found = findings_of(of_many_lengths, tmp_path / "run.json")
+    one = next(one for one in found if one.rule == "repeated")
+    assert one.remedies[0].saves_bytes >= 64 * 64 * 32 * 4 // 2
+
+
 def test_a_copy_of_what_expand_shows_is_one_as_well(tmp_path):
     found = findings_of(copies_what_is_expanded, tmp_path / "run.json")
     first = next(one for one in found if one.rule == "repeated").remedies[0]

@@ -59,7 +59,7 @@ class Broadcast(WasteRule[Table]):
         side = _side(window, large) if large is not None else 0
         if large is None or not side:
             return
-        rows = np.flatnonzero(large.alike & (window.made_in >= 0))
+        rows = np.flatnonzero(large.in_every_step & (window.made_in >= 0))
         yield Table(
             row=large.row,
             rows=large.there,

@@ -38,7 +38,7 @@ class DiagonalMatrix(WasteRule[Match]):
                 row=large.row,
                 rows=large.there,
                 nbytes=large.nbytes,
-                saving=window.replayed(window.whole(np.flatnonzero(large.alike))),
+                saving=window.replayed(window.whole(np.flatnonzero(large.in_every_step))),
             )
 
     def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same

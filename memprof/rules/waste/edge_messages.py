@@ -49,7 +49,7 @@ class EdgeMessages(WasteRule[Messages]):
             row=large.row,
             rows=large.there,
             nbytes=large.nbytes,
-            saving=window.replayed(window.whole(np.flatnonzero(large.alike))),
+            saving=window.replayed(window.whole(np.flatnonzero(large.in_every_step))),
             layer=layer,
         )
 

@@ -38,7 +38,7 @@ class LogOfSoftmax(WasteRule[Match]):
             place = place_of(sites[site])
             if place is None or not _probabilities(place):
                 continue
-            made = np.flatnonzero(large.alike & (window.site == site))
+            made = np.flatnonzero(large.in_every_step & (window.site == site))
             there = made[window.at_peak[made]]
             yield Match(
                 row=int(there[-1]),

@@ -42,7 +42,7 @@ class PairwiseDifferences(WasteRule[Match]):
         pairs = _bytes_of_pairs(window, large.row)
         if not pairs or not _is_for_distances(large.place):
             return
-        of_size = large.alike & (window.made_in >= 0)
+        of_size = large.in_every_step & (window.made_in >= 0)
         without = window.replayed(window.whole(of_size.nonzero()[0]))
         learns = window.learns_after(int(window.lives.alloc[large.row]))
         yield Match(

@@ -110,7 +110,7 @@ def _spared(window: Window, large: LargeTensor, part: PartRead | ComputedPart) -
     """What is not made any more: of a product also its gradients, which are as large."""
     made = made_on_its_line(window, large.row)
     if isinstance(part, ComputedPart):
-        return np.union1d(made, np.flatnonzero(large.alike))
+        return np.union1d(made, np.flatnonzero(large.in_every_step))
     return made
 
 

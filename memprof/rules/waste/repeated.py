@@ -37,7 +37,7 @@ class Repeated(WasteRule[Match]):
         large = large_tensor(window)
         if large is None or not _repeats(large.place):
             return
-        rows = np.flatnonzero(large.alike & _made_by_repeating(window))
+        rows = np.flatnonzero(large.in_every_step & _made_by_repeating(window))
         yield Match(
             row=large.row,
             rows=large.there,
