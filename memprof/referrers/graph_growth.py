@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from memprof.referrers.gc_objects import live_tensors, young_tensors
@@ -49,7 +50,8 @@ def longest_graph(budget_s: float = 0.1, *, young: bool = False) -> LongestGraph
     if not may_read_graphs():
         return best
     with quiet(), plain_torch():
-        made = [one for one in _tensors(young=young) if not is_leaf(one)][-_MOST_ROOTS:]
+        newest_first = (one for one in reversed(_tensors(young=young)) if not is_leaf(one))
+        made = list(islice(newest_first, _MOST_ROOTS))[::-1]
         graphs = zip(made, grad_fns_of(made), strict=True)
         roots = [(one, node) for one, node in graphs if node is not None]
         deadline = Deadline(budget_s)  # a busy machine must not end the walk before it begins

@@ -34,6 +34,41 @@ def test_a_dict_that_is_asked_for_its_key_first_is_a_cache_without_bound(bench):
     assert bench.advise("self.cache[n] = ", holder)[0].fix == "bound_cache"
 
 
+IN_FLIGHT = """\
+class Service:
+    def embed(self, request):
+        key = (request.user, request.number)
+        task = self.waiting.get(key)
+        if task is None:
+            task = self.waiting[key] = self.start(request)
+            task.add_done_callback(lambda _: self.waiting.pop(REMOVED, None))
+        return task
+"""
+
+
+@pytest.mark.parametrize(
+    ("removed", "expected"),
+    [
+        ("request.number", ["clear_container", "bound_cache"]),
+        ("key", ["bound_cache"]),
+        ("(request.user, request.number)", ["bound_cache"]),
+        ("next(iter(self.waiting))", ["bound_cache"]),
+        ("self.oldest", ["bound_cache"]),
+    ],
+)
+def test_a_removal_that_misses_the_key_is_told_before_a_bound(bench, removed, expected):
+    bench.write(IN_FLIGHT.replace("REMOVED", removed))
+    line = "task = self.waiting[key] = "
+    holder = bench.holder(line, ("attribute", "waiting", -1), ("item", "(1, 2)", 40))
+    advice = bench.advise(line, holder)
+    assert [one.fix for one in advice][: len(expected)] == expected
+    if len(expected) > 1:
+        assert advice[0].why.endswith(
+            "`task.add_done_callback(lambda _: self.waiting.pop(request.number, None))` takes nothing "
+            "out, as entries are put in under `(request.user, request.number)`: take out that key."
+        )
+
+
 METRIC = """\
 class Metric:
     def update(self, x):

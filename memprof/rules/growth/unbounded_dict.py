@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from memprof.rules.containers import (
     is_cache,
 )
 from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.source_code.missed_removals import missed_removal
 
 __all__ = ["RULE"]
 
@@ -31,7 +33,7 @@ class UnboundedDict(GrowthRule[Cache]):
 
     name = "unbounded-dict"
     summary = "a cache has an entry for every new key, and no largest size"
-    fixes = ("bound_cache",)
+    fixes = ("bound_cache", "clear_container")
     precedes = ("kept-graph",)
 
     def match(self, case: Case) -> Cache | None:
@@ -50,8 +52,17 @@ class UnboundedDict(GrowthRule[Cache]):
         return None
 
     def advice(self, cause: Cache, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the container says all
-        """Give it a largest size."""
+        """Take out what is put in, where the program means to; else give it a largest size."""
         container = cause.container
+        missed = missed_removal(container.place, container.filling.container)
+        if missed is not None:
+            place, key = missed
+            yield Advice(
+                "clear_container",
+                f"{container}: `{ast.unparse(place.statement)}` takes nothing out, as entries are "
+                f"put in under `{key}`: take out that key.",
+                place,
+            )
         what = says(container.holder) if cause.of_class else str(container)
         yield Advice(
             "bound_cache",
