@@ -25,7 +25,7 @@ __all__ = ["Bools", "Ints", "Window"]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-_DOMINATES = 2
+_DOMINATES = 4
 """A peak before the steps are alike that is so many times the later one is what to look at."""
 _ENOUGH_STEPS = 8
 
@@ -240,6 +240,16 @@ class Window:
     def bytes_of(self, mask: Bools) -> int:
         """Bytes of the lifetimes in a mask."""
         return int(self.lives.size[mask].sum())
+
+    def most_in_a_step(self, rows: Ints, sizes: Ints) -> int:
+        """The most bytes that any step made of some lifetimes, which have ``sizes``; 0 of none.
+
+        Those that were there before the window count as one step's: they were made once and stay.
+        """
+        if not len(rows):
+            return 0
+        _, step = np.unique(self.made_in[rows], return_inverse=True)
+        return int(np.bincount(step.reshape(-1), weights=sizes).max())
 
     def share(self, nbytes: float) -> float:
         """A part of the peak."""

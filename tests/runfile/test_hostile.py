@@ -254,6 +254,7 @@ def test_the_undamaged_files_read(tmp_path: Path, name: str) -> None:
 @settings(max_examples=2000, deadline=None)
 @given(seed=st.integers(0, (1 << 62) - 1), name=st.sampled_from(FILES))
 @example(seed=5_379_405_580, name="2.6/4")  # a step of the profiler that ends before it begins
+@example(seed=4764, name="run")  # gradients of step 1,099,511,627,777
 def test_two_thousand_damaged_files_end_in_an_error_or_an_answer(
     tmp_path_factory: pytest.TempPathFactory, seed: int, name: str
 ) -> None:

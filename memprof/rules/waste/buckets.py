@@ -47,7 +47,8 @@ class Buckets(WasteRule[Match]):
         of_reducer = ~window.has_owner | (window.category == Category.GRADIENT_BUCKET)
         mask = window.at_peak & of_reducer & made_through(window, _is_wrapper)
         mask &= window.freed_in - window.made_in >= _LEAST_STEPS
-        whole = _gradients_of_a_step(window)
+        gradients = np.flatnonzero(window.category == Category.GRADIENT)
+        whole = window.most_in_a_step(gradients, window.lives.size[gradients])
         if not whole or not _LEAST < window.bytes_of(mask) / whole < _MOST:
             return
         # As views of the buckets each is copied there, and is gone before the next is made.
@@ -77,18 +78,6 @@ class Buckets(WasteRule[Match]):
 
 def _is_wrapper(frame: Frame) -> bool:
     return _WRAPPER.search(frame.filename.replace("\\", "/")) is not None
-
-
-def _gradients_of_a_step(window: Window) -> int:
-    """Bytes of the gradients that a step made: of the step with the most.
-
-    Those that were there before the window count as one step's: they were made once and stay.
-    """
-    gradient = window.category == Category.GRADIENT
-    if not gradient.any():
-        return 0
-    steps = window.made_in[gradient] + 1
-    return int(np.bincount(steps, weights=window.lives.size[gradient]).max())
 
 
 def _calls_without_view(case: Case) -> list[tuple[Place, ast.Call]]:

@@ -12,7 +12,7 @@ from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.trace import Category, Phase
 from memprof.units import format_bytes, format_percent
 from memprof.views.stacks import made_through
-from memprof.views.window import Ints, Window
+from memprof.views.window import Window
 
 __all__ = ["RULE"]
 
@@ -53,7 +53,8 @@ class DenseEmbeddingGradient(WasteRule[DenseGradient]):
             if not there.any():
                 continue
             size = int(lives.requested[there].max())
-            share = _most_in_a_step(window, np.flatnonzero(looked_up & of_module)) / size
+            rows = np.flatnonzero(looked_up & of_module)
+            share = window.most_in_a_step(rows, lives.requested[rows]) / size
             if share > _MOST_LOOKED_UP or window.share(size) < _LEAST_SHARE:
                 continue
             tables = np.flatnonzero(parameters & (lives.requested == size))
@@ -82,13 +83,6 @@ class DenseEmbeddingGradient(WasteRule[DenseGradient]):
             "SparseAdam)."
         )
         yield Advice("sparse_gradient", why, case.site)
-
-
-def _most_in_a_step(window: Window, rows: Ints) -> int:
-    """The most bytes that any step made of these."""
-    steps = window.made_in[rows]
-    total = np.bincount(steps - steps.min(), weights=window.lives.requested[rows])
-    return int(total.max())
 
 
 RULE = DenseEmbeddingGradient()

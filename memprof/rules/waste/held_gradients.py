@@ -128,17 +128,18 @@ def _of_the_same_step(window: Window) -> Iterator[GradientsInTheWay]:
     if not window.is_phase(peak, Phase.FORWARD):
         return
     busy = np.isin(window.phase_of_event, [int(Phase.BACKWARD), int(Phase.OPTIMIZER)])
-    steps = window.step_of_event[:-1]
-    last = np.full(int(steps.max()) + 2, -1, dtype=np.int64)
-    np.maximum.at(last, steps[busy], np.flatnonzero(busy))
-    step = int(steps[peak])
-    if not 0 <= last[step] < peak:
+    steps, which = np.unique(window.step_of_event[:-1], return_inverse=True)
+    last = np.full(len(steps), -1, dtype=np.int64)
+    np.maximum.at(last, which.reshape(-1)[busy], np.flatnonzero(busy))
+    step = int(window.step_of_event[peak])
+    if not 0 <= last[np.searchsorted(steps, step)] < peak:
         return
     begins = _backward_begins(window)
     renewed = np.array([begins.get(int(s) + 1, window.events) for s in window.made_in])
     gradients = (window.category == Category.GRADIENT) & (window.phase == Phase.BACKWARD)
     rows = np.flatnonzero(gradients & (window.made_in >= 0) & (lives.free <= renewed))
-    rows = rows[lives.free[rows] > last[window.made_in[rows]]]
+    last_of = last[np.searchsorted(steps, window.made_in)]
+    rows = rows[lives.free[rows] > last_of[rows]]
     at_peak = rows[window.at_peak[rows] & (window.made_in[rows] == step)]
     if not len(at_peak):
         return
@@ -148,7 +149,7 @@ def _of_the_same_step(window: Window) -> Iterator[GradientsInTheWay]:
         row=window.main_site(mask),
         rows=rows,
         nbytes=window.bytes_of(mask),
-        saving=window.replayed(window.ended_at(rows, last[window.made_in[rows]])),
+        saving=window.replayed(window.ended_at(rows, last_of[rows])),
         across_steps=False,
     )
 

@@ -286,9 +286,10 @@ def _until_peak_passes(window: Window, rows: Ints, removal_events: Ints) -> Savi
     stacks = np.unique(window.lives.stack[rows])
     alike = np.flatnonzero(np.isin(window.lives.stack, stacks) & (window.made_in >= 0))
     offset = removal_events[0] - int(window.lives.alloc[rows].max())
-    last = np.zeros(int(window.made_in.max()) + 2, dtype=np.int64)
-    np.maximum.at(last, window.made_in[alike], window.lives.alloc[alike])
-    ends = last[window.made_in[alike]] + offset
+    steps, which = np.unique(window.made_in[alike], return_inverse=True)
+    last = np.zeros(len(steps), dtype=np.int64)
+    np.maximum.at(last, which.reshape(-1), window.lives.alloc[alike])
+    ends = last[which.reshape(-1)] + offset
     return window.replayed(window.ended_at(alike, ends))
 
 
