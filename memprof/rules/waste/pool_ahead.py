@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Place, Program, bound_names, called_name
+from memprof.source_code.program import Place, Program, bound_names, called_name, calls_in
 from memprof.source_code.scopes import nodes_around
 from memprof.units import format_bytes
 from memprof.views.peak_without import Cuts, Saving
@@ -46,7 +46,7 @@ class PoolAhead(WasteRule[Match]):
             return
         if len(np.unique(window.freed_in[rows])) < _FEWEST_STEPS:
             return
-        if not any(True for program in window.programs for _ in _handed_in(program)):
+        if not _handed_in(window.programs):
             return
         yield Match(
             row=int(rows[np.argmax(window.lives.size[rows])]),
@@ -61,7 +61,7 @@ class PoolAhead(WasteRule[Match]):
 
     def advice(self, match: Match, case: Case) -> Iterator[Advice]:
         """Hand in a few at a time."""
-        places = [place for program in case.programs for place in _handed_in(program)]
+        places = _handed_in(case.programs)
         why = (
             f"All work is handed to the pool at once, and its threads run ahead: {len(match.rows)} "
             f"tensors ({format_bytes(match.nbytes)}) wait. Submit a few ahead of what is taken "
@@ -97,24 +97,24 @@ def _with_few_ahead(window: Window, rows: Ints) -> Saving:
     return window.replayed(Cuts(late, lives.alloc[late], np.concatenate(end)))
 
 
-def _handed_in(program: Program) -> Iterator[Place]:
+def _handed_in(programs: Iterable[Program]) -> list[Place]:
     """The statements that hand many calls to a pool at once, and do not collect all results."""
+    return [place for program in programs for place in _at_once(program)]
+
+
+def _at_once(program: Program) -> Iterator[Place]:
     pools = set(_pools(program.tree))
-    for node in ast.walk(program.tree):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+    for call in calls_in(program.tree, "map", "submit"):
+        if not isinstance(call.func, ast.Attribute) or ast.unparse(call.func.value) not in pools:
             continue
-        name, receiver = node.func.attr, ast.unparse(node.func.value)
-        if receiver not in pools or name not in ("map", "submit"):
-            continue
-        place = program.place(node)
-        around = nodes_around(place.statement, node) if place is not None else []
-        if place is not None and _is_at_once(name, around):
+        place = program.place(call)
+        if place is not None and _is_at_once(call, nodes_around(place.statement, call)):
             yield place
 
 
-def _is_at_once(name: str, around: list[ast.AST]) -> bool:
+def _is_at_once(call: ast.Call, around: list[ast.AST]) -> bool:
     """Whether ``map`` is gone through, or ``submit`` is called for all of a comprehension."""
-    if name == "submit":
+    if called_name(call) == "submit":
         return any(isinstance(one, (ast.ListComp, ast.DictComp, ast.SetComp)) for one in around)
     parent = around[-1] if around else None
     return not (isinstance(parent, ast.Call) and called_name(parent) in _COLLECTING)
