@@ -78,6 +78,38 @@ def test_a_long_graph_is_freed_without_leaving_the_stack(
     assert done.stdout.endswith("freed\n")
 
 
+_MARKS = f"""
+import torch
+from memprof.sources.cuda.label_timeline import LabelRecorder
+from memprof.sources.loop.loop_watch import LoopWatch
+from memprof.sources.protocol import Interner
+
+loop_watch = LoopWatch(Interner())
+recorder = LabelRecorder(loop_watch)
+loop_watch.open(on_step=lambda step: None)
+recorder.start()
+scale, h = torch.nn.Tanh(), torch.zeros(2, requires_grad=True)
+for _ in range({_NODES}):
+    h = scale(h)
+recorder.stop()
+loop_watch.close()
+h = None
+print("freed")
+"""
+
+
+def test_marks_on_what_modules_give_back_are_no_more_than_a_stack_allows() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _MARKS],
+        check=False,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, -1)),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "freed\n"
+
+
 def test_a_walk_is_as_long_as_a_stack_allows_and_living_nodes_count() -> None:
     if not keeps_node_objects():
         assert most_nodes(10**9) == 10**9

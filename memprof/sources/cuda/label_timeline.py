@@ -15,6 +15,7 @@ import numpy as np
 from memprof.cpython.signal_errors import guarded_errors
 from memprof.sources.autograd import grad_fn_of
 from memprof.sources.cuda.thread_entry_point import NO_ENTRY, Entry, entry_here
+from memprof.sources.graph_nodes import most_nodes, note_nodes
 from memprof.sources.loop.loop_watch import LoopWatch, annotation_changes
 from memprof.sources.loop.thread_state import ThreadPosition
 from memprof.trace import EMPTY, Column
@@ -233,8 +234,9 @@ class LabelRecorder:
 
     def _mark_backward(self, one: Any) -> None:
         is_tensor = type(one) in self._plain or issubclass(type(one), self._plain[0])
-        node = grad_fn_of(one) if is_tensor else None
+        node = grad_fn_of(one) if is_tensor and most_nodes(1) else None
         if node is not None:
+            note_nodes(1)
             metadata = node.metadata
             if _MARKED not in metadata:
                 metadata[_MARKED] = True
