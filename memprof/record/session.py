@@ -62,9 +62,9 @@ _FLUSH_US = 1_000_000
 PATIENCE_S = 5.0
 """A thread that ran out of memory waits so long for another that is writing, and no longer."""
 _LOOK_SHARE = 0.004
+"""Between windows, looking at counters may take so much of the time; a look takes some 50 µs."""
 _BETWEEN_TICKS_US = 5000
 """Calls of modules that come sooner are not looked at: no limit is passed by much meanwhile."""
-"""Between windows, looking at counters may take so much of the time; a look takes some 50 µs."""
 FLUSH_IN_WINDOW_US = 100_000
 """In a window the last events before the job dies matter most."""
 _BEAT_MS = 100.0

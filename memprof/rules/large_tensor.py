@@ -12,6 +12,7 @@ from itertools import takewhile
 
 import numpy as np
 
+from memprof.rules.rule import Match
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Place, place_of
 from memprof.trace import EMPTY, SURVIVOR_AGE, Category, Frame
@@ -24,6 +25,7 @@ __all__ = [
     "made_by_its_statement",
     "made_by_module",
     "made_on_its_line",
+    "match_of",
 ]
 
 _LEAST_SHARE = 0.2
@@ -86,6 +88,16 @@ def _in_every_step(window: Window, alike: Bools, size: int) -> Bools:
         of_stacks & ~window.has_owner & (window.category != Category.INPUT)
     )
     return in_every_step
+
+
+def match_of(window: Window, large: LargeTensor, spared: Bools) -> Match:
+    """The tensor as what a rule matches, with the peak without ``spared`` lifetimes."""
+    return Match(
+        row=large.row,
+        rows=large.there,
+        nbytes=large.nbytes,
+        saving=window.replayed(window.whole(np.flatnonzero(spared))),
+    )
 
 
 def made_on_its_line(window: Window, row: int) -> Ints:

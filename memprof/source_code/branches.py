@@ -111,9 +111,10 @@ def _compared(
 ) -> bool | None:
     if not (isinstance(left, ast.Name) and left.id in values and isinstance(right, ast.Constant)):
         return None
-    value = values[left.id]
-    if isinstance(operation, (ast.Is, ast.Eq)):
-        return value == right.value
-    if isinstance(operation, (ast.IsNot, ast.NotEq)):
-        return value != right.value
+    value, other = values[left.id], right.value
+    if isinstance(operation, (ast.Eq, ast.NotEq)):
+        return (value == other) is isinstance(operation, ast.Eq)
+    if isinstance(operation, (ast.Is, ast.IsNot)):
+        is_same = type(value) is type(other) and value == other  # ``False`` is not ``0``
+        return is_same is isinstance(operation, ast.Is)
     return None

@@ -57,6 +57,14 @@ def test_without_self_the_first_parameter_is_the_first_argument() -> None:
     assert dead_texts("f(x, z)", function, is_method=False) == set()
 
 
+def test_identity_is_not_equality() -> None:
+    function = (
+        "def f(x, y=False):\n    a = 'is' if y is 0 else 'is not'\n"
+        "    return 'equal' if y == 0 else 'unequal'\n"
+    )
+    assert dead_texts("f(x)", function, is_method=False) == {"is", "unequal"}
+
+
 def test_what_is_assigned_decides_nothing() -> None:
     function = (
         "def f(x, y=None):\n    y = y or x\n    if y is None:\n        return 'none'\n"

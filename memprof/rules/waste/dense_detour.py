@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from memprof.rules.case import Case
-from memprof.rules.large_tensor import large_tensor
+from memprof.rules.large_tensor import large_tensor, match_of
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.program import Place, called_name, place_of
 from memprof.units import format_bytes
-from memprof.views.window import Ints, Window
+from memprof.views.window import Bools, Window
 
 __all__ = ["RULE"]
 
@@ -42,15 +42,8 @@ class DenseDetour(WasteRule[Match]):
         large = large_tensor(window)
         if large is None or large.place is None or not _is_between(large.place):
             return
-        function = large.place.function
-        of_size = np.flatnonzero(large.in_every_step)
-        rows = of_size[_in_function(window, of_size, function)]
-        yield Match(
-            row=large.row,
-            rows=large.there,
-            nbytes=large.nbytes,
-            saving=window.replayed(window.whole(rows)),
-        )
+        spared = large.in_every_step & _made_in(window, large.place.function)
+        yield match_of(window, large, spared)
 
     def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same
         """Say what they are."""
@@ -83,11 +76,12 @@ def _is_between(place: Place) -> bool:
     )
 
 
-def _in_function(window: Window, rows: Ints, function: ast.AST | None) -> Ints:
-    """Places among ``rows`` of those that a function's own lines made."""
+def _made_in(window: Window, function: ast.AST | None) -> Bools:
+    """Per lifetime: whether a line of the function's own made it."""
     places = map(place_of, window.owners.sites.frames)
     own = np.array([place is not None and place.function is function for place in places])
-    return np.flatnonzero(own[window.site[rows]])
+    made: Bools = own[window.site]
+    return made
 
 
 RULE = DenseDetour()

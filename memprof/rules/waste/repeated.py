@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from memprof.rules.case import NO_FIGURE, Case
-from memprof.rules.large_tensor import large_tensor
+from memprof.rules.large_tensor import large_tensor, match_of
 from memprof.rules.rule import EVERY_OTHER, Advice, Match, WasteRule
 from memprof.source_code.program import Place, called_name, calls_in, own_calls, place_of
 from memprof.source_code.values import values_of
@@ -37,13 +37,7 @@ class Repeated(WasteRule[Match]):
         large = large_tensor(window)
         if large is None or not _repeats(large.place):
             return
-        rows = np.flatnonzero(large.in_every_step & _made_by_repeating(window))
-        yield Match(
-            row=large.row,
-            rows=large.there,
-            nbytes=large.nbytes,
-            saving=window.replayed(window.whole(rows)),
-        )
+        yield match_of(window, large, large.in_every_step & _made_by_repeating(window))
 
     def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same
         """Say of what they come."""

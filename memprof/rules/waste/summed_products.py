@@ -5,10 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-import numpy as np
-
 from memprof.rules.case import Case
-from memprof.rules.large_tensor import large_tensor, made_by_its_statement
+from memprof.rules.large_tensor import large_tensor, made_by_its_statement, match_of
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.program import Place, called_name, calls_in
 from memprof.source_code.reductions import reductions_of
@@ -33,12 +31,7 @@ class SummedProducts(WasteRule[Match]):
         if large is None or large.place is None or not made_by_its_statement(window, large.row):
             return
         if _is_only_summed(large.place):
-            yield Match(
-                row=large.row,
-                rows=large.there,
-                nbytes=large.nbytes,
-                saving=window.replayed(window.whole(np.flatnonzero(large.in_every_step))),
-            )
+            yield match_of(window, large, large.in_every_step)
 
     def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same
         """Say what is left of them."""
