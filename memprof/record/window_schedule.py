@@ -302,7 +302,8 @@ class WindowSchedule:
     Recording begins in a window. It stays open while all recording so far cost less than the
     start's share of the allowance (or of the budget, where that is more). Half of that is kept for
     the first steps that train: what runs before them (an evaluation, ``generate()``) ends the
-    window when it has used up the other half, and it opens again when training begins. A program
+    window when it has used up the other half, or its part of the events, bytes or tables, and it
+    opens again, with half of what is left of them, when training begins. A program
     whose steps train nothing for a while gets half of the rest, and later once more: so what grows
     in a server or a simulator shows in windows that lie apart, and enough is left to train.
 
@@ -321,6 +322,8 @@ class WindowSchedule:
     """Of the start's share, for the first steps that train."""
     LAPSES = 2
     """Times that half of what is kept for training goes to steps that train nothing."""
+    _QUOTAS = frozenset((End.EVENTS, End.BYTES, End.TABLES))
+    """Ends of a window of which nothing comes back as time goes by."""
     PATIENCE = 4
     """Times as long as before the first, it is waited for training before the second."""
     TRAINED = 3
@@ -354,6 +357,7 @@ class WindowSchedule:
         self._step = self._steps_in_window = self._untrained_in_window = self._training_steps = 0
         self._has_trained = False
         self._lapses = 0
+        self._keeps_rest = self._resumed_to_train = False
         self._is_whole = True
         self._is_by_time = False
         self._climbs = {Reason.GROWTH: Climb(), Reason.FRAGMENTATION: Climb()}
@@ -367,7 +371,7 @@ class WindowSchedule:
     @property
     def is_reserved(self) -> bool:
         """Whether the window of the start waits for the program to train."""
-        return self.reason is None and self.end is End.RESERVE
+        return self.reason is None and self._keeps_rest
 
     @property
     def allowance_us(self) -> int:
@@ -404,7 +408,7 @@ class WindowSchedule:
         self._climb = self._climbing(allocated, idle) or self._climb
         if self.reason is None:
             if self.is_reserved and trains:
-                self._resume(now_us, meter, whole=True)
+                self._resumed_to_train = self._resume(now_us, meter, whole=True)
             elif self.is_reserved and self._may_lapse(before, now_us):
                 self._lapses += 1
                 self._resume(now_us, meter, whole=True)
@@ -434,7 +438,7 @@ class WindowSchedule:
     def training_begins(self, now_us: int, meter: OverheadMeter) -> bool:
         """The same when an optimizer is about to step."""
         if self.is_reserved:
-            self._resume(now_us, meter, whole=False)
+            self._resumed_to_train = self._resume(now_us, meter, whole=False)
         return self.is_open
 
     def window_lost(self, now_us: int, meter: OverheadMeter) -> bool:
@@ -556,11 +560,13 @@ class WindowSchedule:
             return End.RESERVE
         return None
 
-    def _resume(self, now_us: int, meter: OverheadMeter, *, whole: bool) -> None:
+    def _resume(self, now_us: int, meter: OverheadMeter, *, whole: bool) -> bool:
+        """Open the window of the start again; whether that could be done."""
         allowed_us = self._policy.allowed_us(now_us - self._began_us)
         if self._has_room() and meter.total_us <= self.START_SHARE * allowed_us:
             self._open(Reason.START, now_us, meter)
             self._is_whole = whole
+        return self.is_open
 
     def _has_room(self) -> bool:
         return all(quota.room > 0 for quota in (self.events, self.bytes, self.rows))
@@ -577,12 +583,16 @@ class WindowSchedule:
     def _close_if(self, end: End | None, now_us: int, meter: OverheadMeter) -> None:
         if end is None or self.reason is None:
             return
+        is_untrained = self.reason is Reason.START and self._training_steps < self.TRAINED
         self.reason, self.end = None, end
         self._closed_us = now_us
         took_us = max(1, now_us - self._opened_us)
         self._rate = max(0.0, meter.total_us - self._total_at_opening_us) / took_us
         for quota in (self.events, self.bytes, self.rows):
             quota.window_ended()
+        # A step that takes a quota's half by itself gets a half once more, not all of it.
+        waits = end is End.RESERVE or (end in self._QUOTAS and not self._resumed_to_train)
+        self._keeps_rest = is_untrained and waits and self._has_room()
 
 
 def _power_of_two(least: float) -> int:

@@ -71,7 +71,9 @@ def _join_module(links: list[Link], at: int) -> tuple[Link | None, int]:
     if not path:
         return None, 0
     name = ".".join(path)
-    releases = links[at - 1].releases  # of the innermost object, which has what follows
+    # The methods of the object that the chain's name is for, and of the innermost, which has what
+    # follows: a program may call those of either.
+    releases = tuple(sorted({*first.releases, *links[at - 1].releases}))
     return Link(kind, name, first.type_name, filename, releases=releases), at - start
 
 

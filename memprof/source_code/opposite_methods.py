@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from memprof.source_code.program import FUNCTIONS, Program
 from memprof.source_code.verbs import OPPOSITES, RELEASING
@@ -14,12 +14,15 @@ _CALL_VERB = "update"
 """What calling an object itself counts as: a metric that is called collects."""
 _EVERYTHING = frozenset(("all", "cache", "caches", "everything", "memory", "state", "states"))
 """Nouns of methods that let go of whatever there is: ``free_memory``."""
+_OF_ALL_OR_OF_ONE = frozenset(("clear", "flush", "reset"))
+"""Methods without a noun that let go of everything, unless there is another one for that."""
 
 
-def opposite(method: str, methods: Iterable[str]) -> str:
+def opposite(method: str, methods: Collection[str]) -> str:
     """The one of the ``methods`` methods that takes out what ``method`` puts in; empty: none.
 
-    Of ``load_adapter`` it is ``delete_adapter``, and not ``delete_tokens``.
+    Of ``load_adapter`` it is ``delete_adapter``, and not ``delete_tokens``. Where a class has
+    ``reset_all`` beside ``reset``, the shorter one is for the newest of what was put in.
     """
     verb, noun = _parts(_CALL_VERB if method == "__call__" else method)
     verbs = OPPOSITES.get(verb, ())
@@ -29,7 +32,10 @@ def opposite(method: str, methods: Iterable[str]) -> str:
         for own_verb, own_noun in [_parts(name)]
         if own_verb in verbs and (rank := _likeness(noun, own_noun)) is not None
     )
-    return by_merit[0][2] if by_merit else ""
+    best = by_merit[0][2] if by_merit else ""
+    if best in _OF_ALL_OR_OF_ONE and f"{best}_all" in methods:
+        return f"{best}_all"
+    return best
 
 
 def releases_of(program: Program, class_name: str) -> list[str]:

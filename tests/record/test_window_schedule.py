@@ -335,6 +335,39 @@ def test_a_window_ends_in_the_middle_of_a_step_where_its_share_is_used(quota, en
     assert getattr(schedule, quota).room == next_
 
 
+@pytest.mark.parametrize("quota", ["events", "bytes", "rows"])
+def test_what_is_left_of_a_quota_is_kept_for_the_first_steps_that_train(quota):
+    policy = Policy(max_events=1000, max_bytes=1000, max_rows=1000)
+    schedule, meter = WindowSchedule(policy, 0), OverheadMeter()
+    getattr(schedule, quota).take(getattr(schedule, quota).room)  # generate(), before any step
+    assert not schedule.step_ended(1 * SECOND, meter, step=0, trains=False)
+    assert schedule.is_reserved
+    assert not schedule.step_ended(2 * SECOND, meter, step=1, trains=False)
+    assert schedule.training_begins(3 * SECOND, meter)
+    assert schedule.reason is Reason.START
+    for step in range(2, 6):  # the first of them was not seen from its beginning
+        assert schedule.step_ended(step * 2 * SECOND, meter, step=step)
+    left = getattr(schedule, quota).room
+    getattr(schedule, quota).take(left)
+    assert not schedule.step_ended(20 * SECOND, meter, step=6)
+    assert not schedule.is_reserved  # three steps were recorded whole
+
+
+def test_steps_that_each_take_a_quota_do_not_take_all_of_it():
+    schedule, meter = WindowSchedule(Policy(max_events=1000), 0), OverheadMeter()
+    windows = []
+    for step in range(5):
+        for now_us in (4 * step + 1, 4 * step + 2):
+            if schedule.is_open:
+                windows.append(schedule.events.room)
+                schedule.events.take(schedule.events.room)
+                assert not schedule.time_passed(now_us, meter)
+            schedule.training_begins(now_us, meter)
+        schedule.step_ended(4 * step + 3, meter, step=step)
+    assert windows == [500, 250]
+    assert not schedule.is_reserved
+
+
 def test_the_first_window_may_take_three_quarters_of_the_bytes_and_each_other_half_of_the_rest():
     quota = WindowSchedule(Policy(max_bytes=1000), 0).bytes
     rooms = []

@@ -91,6 +91,8 @@ def test_a_part_of_a_model_is_deleted_where_there_is_no_method_for_it(tmp_path):
         ("prepare", ["clear", "free_memory", "end_training"], "clear"),
         ("prepare", ["free_memory"], "free_memory"),
         ("update", ["reset"], "reset"),
+        ("update", ["reset", "reset_all"], "reset_all"),
+        ("add", ["remove", "remove_all"], "remove"),
         ("__call__", ["reset"], "reset"),
         ("add_tokens", ["remove_listener"], ""),
         ("evaluate", ["reset", "clear"], ""),
