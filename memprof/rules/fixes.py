@@ -58,6 +58,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "chunk": "Work through the large tensor in parts.",
         "divide_batch": "Have the library work on the parts of a batch one after the other.",
         "unfold": "Show overlapping windows by a view; copy those of a batch.",
+        "multiply_by_kind": "Multiply all rows of one kind together, by their one matrix.",
         "multiply_by_vector": "Multiply by the values of a diagonal, not by a matrix of them.",
         "fused_loss": "Let the loss take the logits: `F.cross_entropy`, `F.log_softmax`.",
         "fused_attention": "Let `F.scaled_dot_product_attention` do it, which keeps no scores.",

@@ -10,13 +10,21 @@ from itertools import dropwhile
 
 from memprof.source_code.branches import never_run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.source_code.program import FUNCTIONS, LOOPS, Place, bound_names, called_name, source_of
+from memprof.source_code.program import (
+    FUNCTIONS,
+    LOOPS,
+    Place,
+    Program,
+    bound_names,
+    called_name,
+    source_of,
+)
 from memprof.source_code.reductions import computed_by_value
 from memprof.source_code.scopes import COMPREHENSIONS, nodes_around, parameters, reads_of
 from memprof.source_code.verbs import CONVERTING
 from memprof.trace import Frame
 
-__all__ = ["ComputedPart", "Instead", "PartRead", "computed_part", "part_read"]
+__all__ = ["ComputedPart", "Instead", "PartRead", "computed_part", "newest_read", "part_read"]
 
 _OF_SHAPE = frozenset(("device", "dtype", "ndim", "requires_grad", "shape", "size"))
 """Attributes and methods that read none of a tensor's values."""
@@ -399,3 +407,56 @@ def _own_nodes(scope: ast.AST, dead: set[ast.AST]) -> Iterator[ast.AST]:
         yield node
         if not isinstance(node, (*FUNCTIONS, ast.Lambda, ast.ClassDef)):
             waiting += ast.iter_child_nodes(node)
+
+
+def newest_read(programs: Sequence[Program], joining: Place, name: str) -> ast.Subscript | None:
+    """The slice from the end that every read of what a statement joins takes: ``bank[-n:]``.
+
+    The statement's own read is what is joined; what asks for the shape alone reads nothing. An
+    attribute goes by its last name, in all files of the program. None where anything else is read.
+    """
+    last = name.rpartition(".")[2]
+    trees = [one.tree for one in programs] if "." in name else [joining.scope]
+    own = set(map(id, ast.walk(joining.statement)))
+    parts: dict[str, ast.Subscript] = {}
+    for tree in trees:
+        parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        for node, above in parents.items():
+            if id(node) in own or not _is_read(node, name, last):
+                continue
+            if isinstance(above, ast.Attribute) and above.attr in _OF_SHAPE:
+                continue
+            if not isinstance(above, ast.Subscript) or not _is_from_end(above.slice, tree):
+                return None
+            parts[ast.unparse(above.slice)] = above
+    return next(iter(parts.values())) if len(parts) == 1 else None
+
+
+def _is_read(node: ast.AST, name: str, last: str) -> bool:
+    if isinstance(node, ast.Attribute):
+        return "." in name and node.attr == last and isinstance(node.ctx, ast.Load)
+    return isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+
+
+def _is_from_end(index: ast.expr, tree: ast.AST) -> bool:
+    """``-n:`` as the one index, or after ones that take everything: ``:, -n:``.
+
+    With a number, an attribute, or a name that the file binds once: as many at each read.
+    """
+    *before, last = index.elts if isinstance(index, ast.Tuple) else [index]
+    if not all(isinstance(one, ast.Slice) and one.lower is one.upper is None for one in before):
+        return False
+    if not isinstance(last, ast.Slice) or last.upper is not None or last.step is not None:
+        return False
+    if not isinstance(last.lower, ast.UnaryOp) or not isinstance(last.lower.op, ast.USub):
+        return False
+    count = last.lower.operand
+    if not isinstance(count, ast.Name):
+        return isinstance(count, (ast.Constant, ast.Attribute))
+    bound = (
+        node
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Name) and node.id == count.id and isinstance(node.ctx, ast.Store))
+        or (isinstance(node, ast.arg) and node.arg == count.id)
+    )
+    return len(list(bound)) == 1

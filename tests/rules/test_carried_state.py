@@ -171,5 +171,6 @@ def longer():
 
 def test_what_is_made_longer_by_detached_parts_carries_no_graph(tmp_path):
     (found,) = (one for one in findings_of(longer, tmp_path / "run.json") if one.kind is Kind.LEAK)
-    assert (found.rule, found.remedies[0].fix) == ("grown-by-concatenation", "clear_container")
+    assert (found.rule, found.remedies[0].fix) == ("grown-by-concatenation", "right_size")
     assert found.remedies[0].code == "self.bank = torch.cat([self.bank, codes.detach()])"
+    assert found.remedies[0].typed == f"{found.remedies[0].code}[-16:]"

@@ -9,6 +9,7 @@ import torch
 from tests.rules.recorded import findings_of
 
 ROWS, WIDTH = 16, 64
+NEWEST = 40
 
 
 def fires():
@@ -16,6 +17,30 @@ def fires():
 
     def step(number):
         state.preds = torch.cat([state.preds, torch.randn(ROWS, WIDTH)])
+
+    return step
+
+
+def of_the_newest():
+    """A bank of which a loss takes the last rows."""
+    state = SimpleNamespace(bank=torch.zeros(0, WIDTH))
+
+    def step(number):
+        state.bank = torch.cat([state.bank, torch.randn(ROWS, WIDTH)])
+        assert state.bank.shape[1] == WIDTH
+        state.bank[-NEWEST:].mean().item()
+
+    return step
+
+
+def of_the_newest_and_all():
+    """The same, with a norm of everything besides."""
+    state = SimpleNamespace(rows=torch.zeros(0, WIDTH))
+
+    def step(number):
+        state.rows = torch.cat([state.rows, torch.randn(ROWS, WIDTH)])
+        state.rows[-NEWEST:].mean().item()
+        state.rows.norm().item()
 
     return step
 
@@ -39,3 +64,17 @@ def test_it_is_to_be_begun_anew_or_its_parts_collected_on_the_host(tmp_path):
     assert found.bytes_per_step == ROWS * WIDTH * 4
     assert (first.fix, second.fix) == ("clear_container", "cpu_offload")
     assert first.code == "state.preds = torch.cat([state.preds, torch.randn(ROWS, WIDTH)])"
+
+
+def test_only_what_is_read_of_it_is_to_be_kept(tmp_path):
+    found, *_ = findings_of(of_the_newest, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (first.rule, first.fix) == ("grown-by-concatenation", "right_size")
+    assert first.typed == (
+        "state.bank = torch.cat([state.bank, torch.randn(ROWS, WIDTH)])[-NEWEST:]"
+    )
+
+
+def test_what_is_read_as_a_whole_is_not_cut(tmp_path):
+    found, *_ = findings_of(of_the_newest_and_all, tmp_path / "run.json")
+    assert [one.fix for one in found.remedies][:2] == ["clear_container", "cpu_offload"]

@@ -27,6 +27,20 @@ def by_product(a, b):
     return (difference * difference).sum(dim=-1).sqrt()
 
 
+def expanded(a, b):
+    """As kernels of distributions are often written."""
+    shape = (a.shape[0], b.shape[0], a.shape[1])
+    rows = a.unsqueeze(1).expand(*shape)
+    columns = b.unsqueeze(0).expand(*shape)
+    return ((rows - columns) ** 2).sum(2)
+
+
+def over_others(a, b):
+    """Of two groups at a time: the third dimension is that of the points."""
+    difference = a.view(2, -1, DIMENSIONS).unsqueeze(2) - b.view(2, -1, DIMENSIONS).unsqueeze(1)
+    return (difference**2).sum(2)
+
+
 def directions(a, b):
     """Forces between particles: the differences themselves are needed."""
     difference = a[:, None] - b[None]
@@ -76,6 +90,7 @@ def looks_alike():
         (squared, "difference = a.unsqueeze(1) - b.unsqueeze(0)"),
         (at_once, "return torch.linalg.norm(a[:, None] - b[None], dim=-1)"),
         (by_product, "difference = a[:, None, :] - b[None, :, :]"),
+        (expanded, "return ((rows - columns) ** 2).sum(2)"),
     ],
 )
 def test_the_subtraction_is_told_also_where_the_peak_is_in_the_backward_pass(
@@ -103,6 +118,6 @@ def peak(path):
 
 
 def test_nothing_is_said_where_the_differences_are_needed(tmp_path):
-    for distances in (directions, weighted, over_points, built_in):
+    for distances in (directions, weighted, over_points, over_others, built_in):
         found = names(lambda distances=distances: training(distances), tmp_path / "run.json")
         assert "pairwise-differences" not in found, distances

@@ -259,3 +259,67 @@ def test_weights_that_torch_makes_for_nobody_are_not_to_be_made(layer, code, tmp
 def test_weights_that_are_read_or_not_made_are_none(layer, tmp_path):
     found = findings_of(trains(layer), tmp_path / "run.json", steps=6)
     assert not [one for one in found if one.rule == "unfused-attention"]
+
+
+LIBRARY = """
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+
+def eager_attention_forward(query, key, value):
+    weights = torch.matmul(query, key.transpose(1, 2))
+    weights = nn.functional.softmax(weights, dim=-1)
+    return torch.matmul(weights, value), weights
+
+
+class Model(nn.Module):
+    _supports_sdpa = {fuses}
+
+    def __init__(self, width, attn_implementation="sdpa"):
+        super().__init__()
+        self.project = nn.Linear(width, 3 * width)
+
+    def forward(self, x):
+        values, weights = eager_attention_forward(*self.project(x).chunk(3, -1))
+        return SimpleNamespace(hidden=x + values, attentions=weights)
+"""
+"""The shape of a model of transformers, whose files are known by where they lie."""
+
+
+def encoding(folder, *, fuses):
+    """A program that has such a model make scores, and reads none of them."""
+    path = folder / "site-packages/transformers/models/modeling.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(LIBRARY.format(fuses=fuses))
+    names = {}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+
+    def program():
+        model = names["Model"](
+            WIDTH,
+            attn_implementation="eager",
+        )
+
+        def step(number):
+            model(torch.randn(HEADS, LENGTH, WIDTH)).hidden.square().mean().backward()
+            model.zero_grad()
+
+        return step
+
+    return program
+
+
+def test_a_library_is_told_to_use_a_fused_kernel_where_it_was_told_not_to(tmp_path):
+    (found, *_) = findings_of(encoding(tmp_path, fuses=True), tmp_path / "run.json")
+    first = found.remedies[0]
+    assert "are scores of attention without a fused kernel" in found.title
+    assert (found.rule, found.minor) == ("unfused-attention", False)
+    assert first.typed == 'from_pretrained(…, attn_implementation="sdpa")'
+    assert first.code == 'attn_implementation="eager",'
+
+
+def test_a_library_that_cannot_is_not(tmp_path):
+    found = findings_of(encoding(tmp_path, fuses=False), tmp_path / "run.json")
+    assert "unfused-attention" not in [one.rule for one in found]

@@ -66,6 +66,7 @@ class Largest(WasteRule[Large]):
         "diagonal-matrix",
         "edge-messages",
         "full-factor",
+        "gathered-weights",
         "log-of-softmax",
         "partly-read",
         "reduced-later",

@@ -9,6 +9,7 @@ from memprof.rules.case import Case
 from memprof.rules.large_tensor import large_tensor
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.program import Place, called_name
+from memprof.source_code.values import values_of
 from memprof.trace import Phase
 from memprof.units import format_bytes
 from memprof.views.peak_without import Saving
@@ -22,6 +23,12 @@ _POWERS = frozenset(("abs", "pow", "sqrt", "square"))
 """What may be done with them before that."""
 _ROOTS = frozenset(("abs", "norm", "pow", "square", "vector_norm"))
 """Without one of these a sum of differences is no distance."""
+_SAME_PAIRS = frozenset(("contiguous", "expand", "expand_as", "repeat"))
+"""What gives the turned operand the shape of all pairs, which it would have all the same."""
+_LAST = frozenset(("-1", "2"))
+"""The last dimension, of rows that were turned against one another."""
+_OF_ROWS = frozenset(("0", "1", ":, None", ":, None, :", "None", "None, :", "None, :, :"))
+"""How two tables of rows are turned: the differences have three dimensions."""
 _MOST_DIMENSIONS = 4096
 _KEPT = 2
 """Times one value for each pair: what `cdist` saves for its gradient, and that of the distances."""
@@ -93,7 +100,7 @@ def _is_for_distances(place: Place) -> bool:
     differences = [
         node
         for node in ast.walk(place.statement)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and _is_of_pairs(node)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and any(_turns(place, node))
     ]
     if len(differences) != 1:
         return False
@@ -108,21 +115,26 @@ def _is_for_distances(place: Place) -> bool:
     parents = {
         child: node for node in ast.walk(place.scope) for child in ast.iter_child_nodes(node)
     }
-    return (
-        bool(uses)
-        and len({_distance_of(use, parents) for use in uses} - {None}) == 1
-        and all(_distance_of(use, parents) is not None for use in uses)
-    )
+    last = _LAST if set(_turns(place, differences[0])) <= _OF_ROWS else _LAST - {"2"}
+    sums = {_distance_of(use, parents, last) for use in uses}
+    return len(sums) == 1 and None not in sums
 
 
-def _is_of_pairs(difference: ast.BinOp) -> bool:
-    """``a[:, None] - b[None]``, ``a.unsqueeze(2) - b.unsqueeze(1)``: each turned its own way."""
-    left, right = _turn(difference.left), _turn(difference.right)
-    return bool(left) and bool(right) and left != right
+def _turns(place: Place, difference: ast.BinOp) -> tuple[str, str] | tuple[()]:
+    """How ``a[:, None] - b[None]`` turns its operands, if each its own way: all pairs meet."""
+    left, right = _turn(place, difference.left), _turn(place, difference.right)
+    return (left, right) if left and right and left != right else ()
 
 
-def _turn(operand: ast.expr) -> str:
-    """How an operand is given one more dimension; empty where it is not."""
+def _turn(place: Place, operand: ast.expr) -> str:
+    """How an operand is given one more dimension, as a name as well; empty where it is not."""
+    if isinstance(operand, ast.Name):
+        values = list(values_of(place, operand.id))
+        operand = values[0] if len(values) == 1 and values[0] is not None else operand
+    while isinstance(operand, ast.Call) and called_name(operand) in _SAME_PAIRS:
+        if not isinstance(operand.func, ast.Attribute):
+            return ""
+        operand = operand.func.value
     if isinstance(operand, ast.Subscript):
         added = [n for n in ast.walk(operand.slice) if isinstance(n, ast.Constant)]
         return ast.unparse(operand.slice) if any(n.value is None for n in added) else ""
@@ -131,8 +143,13 @@ def _turn(operand: ast.expr) -> str:
     return ""
 
 
-def _distance_of(use: ast.AST, parents: dict[ast.AST, ast.AST]) -> ast.AST | None:
-    """The sum that a use of differences goes into, with nothing but powers before; else None."""
+def _distance_of(
+    use: ast.AST, parents: dict[ast.AST, ast.AST], last: frozenset[str]
+) -> ast.AST | None:
+    """The sum that a use of differences goes into, with nothing but powers before; else None.
+
+    ``last`` are the ways to write the dimension that it has to be along.
+    """
     node, has_root = use, False
     while (above := parents.get(node)) is not None:
         if isinstance(above, ast.BinOp) and isinstance(above.op, (ast.Pow, ast.Mult)):
@@ -145,7 +162,7 @@ def _distance_of(use: ast.AST, parents: dict[ast.AST, ast.AST]) -> ast.AST | Non
             name = called_name(above)
             has_root = has_root or name in _ROOTS
             if name in _SUMS:
-                return above if has_root and _goes_along(above) else None
+                return above if has_root and _is_along(above, last) else None
             if name not in _POWERS:
                 return None
         elif not isinstance(above, ast.Attribute):
@@ -154,10 +171,10 @@ def _distance_of(use: ast.AST, parents: dict[ast.AST, ast.AST]) -> ast.AST | Non
     return None
 
 
-def _goes_along(call: ast.Call) -> bool:
-    """Whether a sum is one along the last dimension."""
+def _is_along(call: ast.Call, last: frozenset[str]) -> bool:
+    """Whether a sum is one along a dimension that is written so."""
     given = [*call.args, *(one.value for one in call.keywords if one.arg in ("dim", "axis"))]
-    return any(ast.unparse(one) in ("-1", "(-1,)", "[-1]") for one in given)
+    return any(ast.unparse(one).strip("()[],") in last for one in given)
 
 
 RULE = PairwiseDifferences()

@@ -15,7 +15,14 @@ from memprof.rules.case import NO_FIGURE, Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import keyword
-from memprof.source_code.program import Place, called_name, calls_in, own_calls, place_of
+from memprof.source_code.program import (
+    Place,
+    called_name,
+    calls_in,
+    own_calls,
+    place_of,
+    source_of,
+)
 from memprof.trace import Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
@@ -48,6 +55,12 @@ _RESULTS = 2
 _INNERMOST = 3
 """Frames within which it is told what an operator computes."""
 _BY_HAND = (FrameKind.USER, FrameKind.LIBRARY)
+_HAS_SWITCH = "/transformers/models/"
+"""Files of models that have both ways, of which a setting chooses …"""
+_SWITCHABLE = "_supports_sdpa"
+"""… where a class says so."""
+_WEIGHTS = frozenset(("attentions", "cross_attentions", "decoder_attentions", "encoder_attentions"))
+"""What outputs of such models have them in, where they were asked for."""
 
 
 class _Does(Flag):
@@ -67,6 +80,8 @@ class AttentionScores(Match):
     """No fused kernel of this device does it: those of a CPU take no dropout."""
     is_of_torch: bool = False
     """torch's own module makes them, to return what nothing reads."""
+    is_switchable: bool = False
+    """A library makes them, whose models can do without."""
 
 
 class UnfusedAttention(WasteRule[AttentionScores]):
@@ -85,6 +100,8 @@ class UnfusedAttention(WasteRule[AttentionScores]):
         if window.peak.event < 0:
             return
         for frame, size in _attentions(window):
+            if _has_switch(frame.filename) and _reads_weights(window):
+                continue
             tables = _tables(window, frame, size)
             if _changes_scores(window, tables, frame):
                 continue
@@ -102,6 +119,7 @@ class UnfusedAttention(WasteRule[AttentionScores]):
                 tentative=stays,
                 function=frame.name.rpartition(".")[2],
                 stays_unfused=stays,
+                is_switchable=_has_switch(frame.filename),
             )
             return
         yield from _unread_weights(window)
@@ -110,6 +128,8 @@ class UnfusedAttention(WasteRule[AttentionScores]):
         """Say whose they are."""
         if match.is_of_torch:
             return "are weights of attention that nothing reads, and what they are made of"
+        if match.is_switchable:
+            return f"are scores of attention without a fused kernel, in `{match.function}`"
         return f"are scores of attention written by hand, in `{match.function}`"
 
     def advice(self, match: AttentionScores, case: Case) -> Iterator[Advice]:
@@ -125,10 +145,31 @@ class UnfusedAttention(WasteRule[AttentionScores]):
             f"{format_bytes(match.nbytes)} are tables with a value for each pair of positions, "
             "which a fused kernel never makes; not where the probabilities themselves are used."
         )
+        if match.is_switchable:
+            why += (
+                ' The model was told to make them: by `attn_implementation="eager"`, or by '
+                "`output_attentions=True`, which nothing reads."
+            )
         if match.stays_unfused:
             why += " On a card: on a CPU torch makes them all the same where dropout is on."
         saving = NO_FIGURE if match.stays_unfused else None
-        yield Advice("fused_attention", why, case.site, saving=saving)
+        asked = _asked_for(case) if match.is_switchable else None
+        place, line = asked or (case.site, 0)
+        yield Advice("fused_attention", why, place, line, saving=saving)
+
+
+def _asked_for(case: Case) -> tuple[Place, int] | None:
+    """Where the program asks a library for the scores, or for the way that has them: its line."""
+    for program in case.programs:
+        for call in calls_in(program.tree):
+            for name in ("attn_implementation", "output_attentions"):
+                value = keyword(call, name)
+                if not isinstance(value, ast.Constant) or value.value not in ("eager", True):
+                    continue
+                place = program.place(call)
+                if place is not None:
+                    return place, value.lineno
+    return None
 
 
 def _unread_weights(window: Window) -> Iterator[AttentionScores]:
@@ -330,8 +371,33 @@ def _by_names(names: list[str]) -> _Does:
     return does
 
 
+def _has_switch(filename: str) -> bool:
+    """Whether a file of a library's has models that can be told to use a fused kernel."""
+    if _HAS_SWITCH not in filename.replace("\\", "/"):
+        return False
+    program = source_of(filename)
+    return program is not None and any(
+        isinstance(node.value, ast.Constant) and node.value.value is True
+        for one in program.classes()
+        for node in one.body
+        if isinstance(node, ast.Assign) and _SWITCHABLE in map(ast.unparse, node.targets)
+    )
+
+
+def _reads_weights(window: Window) -> bool:
+    """Whether the program reads what a model returns of its attention."""
+    return any(
+        isinstance(node, ast.Attribute) and node.attr in _WEIGHTS
+        for program in window.programs
+        for node in ast.walk(program.tree)
+    )
+
+
 def _by_line(frame: Frame) -> _Does:
     place = place_of(frame)
+    if place is None and _has_switch(frame.filename):
+        program = source_of(frame.filename)
+        place = program.at(frame.line) if program is not None else None
     if place is None:
         return _Does.NOTHING
     does = _Does.NOTHING

@@ -1,0 +1,177 @@
+"""gathered-weights: a matrix is copied for each row that is multiplied by it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.rules.case import Case
+from memprof.rules.large_tensor import large_tensor, made_by_its_statement
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.program import Place, called_name, own_calls
+from memprof.source_code.scopes import reads_of
+from memprof.source_code.values import values_of
+from memprof.trace import Category, Phase
+from memprof.units import format_bytes
+from memprof.views.window import Bools, Window
+
+__all__ = ["RULE"]
+
+_PRODUCTS = frozenset(("baddbmm", "bmm", "einsum", "matmul"))
+_LEAST_COPIES = 4
+"""Times as many bytes as what is gathered from: with fewer, the rows hardly repeat."""
+_LEAST_RATIO = 4
+"""Times as large as what the product returns: else the copies are not what it costs."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Gather:
+    """What a statement gathers, as it is written."""
+
+    source: ast.expr
+    """What the matrices are taken from."""
+    index: ast.expr
+    lines: tuple[int, ...]
+    """Of the products that read the copies."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Copies(Match):
+    """Matrices that were copied."""
+
+    source: str = ""
+    index: str = ""
+    times: int = 0
+    """So many times as large as what they were taken from."""
+
+
+class GatheredWeights(WasteRule[Copies]):
+    """`torch.bmm(x.unsqueeze(1), weight[kind])`: a matrix for each row, and its gradient."""
+
+    name = "gathered-weights"
+    summary = "a matrix is copied for each row that is multiplied by it"
+    fixes = ("multiply_by_kind", "chunk")
+
+    def matches(self, window: Window) -> Iterator[Copies]:
+        """The large tensor of the peak: gathered by an index, for nothing but a product."""
+        large = large_tensor(window)
+        if large is None or large.place is None or window.phase[large.row] == Phase.BACKWARD:
+            return
+        if not made_by_its_statement(window, large.row):
+            return
+        gather = _gather(large.place)
+        if gather is None:
+            return
+        size = int(window.lives.requested[large.row])
+        source = _bytes_of_source(window, large.row, large.place, gather.source)
+        product = _bytes_of_products(window, large.row, gather.lines)
+        if not source or size < _LEAST_COPIES * source or size < _LEAST_RATIO * product:
+            return
+        rows = np.flatnonzero(large.in_every_step & (window.made_in >= 0))
+        yield Copies(
+            row=large.row,
+            rows=large.there,
+            nbytes=large.nbytes,
+            saving=window.replayed(window.whole(rows)),
+            source=ast.unparse(gather.source),
+            index=ast.unparse(gather.index),
+            times=size // source,
+        )
+
+    def title(self, match: Copies) -> str:
+        """Say of what they are copies."""
+        return f"are copies of `{match.source}`, one matrix for each row that is multiplied by it"
+
+    def advice(self, match: Copies, case: Case) -> Iterator[Advice]:
+        """Multiply the rows of one kind together."""
+        why = (
+            f"The copies, with their gradients {format_bytes(match.nbytes)}, are {match.times:,} "
+            f"times as large as `{match.source}`: multiply all rows of one `{match.index}` "
+            "together, by its one matrix."
+        )
+        yield Advice("multiply_by_kind", why, case.site)
+        yield Advice("chunk", "Or work through the rows in parts.", case.site)
+
+
+def _gather(place: Place) -> _Gather | None:
+    """What a statement gathers, if only products read it: under its name, or in place."""
+    statement = place.statement
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        parts = _parts_of_gather(statement.value)
+        target = statement.targets[0]
+        if parts is not None and isinstance(target, ast.Name):
+            lines = _lines_of_products(place, target.id)
+            return _Gather(*parts, lines) if lines else None
+    for call in own_calls(statement, *_PRODUCTS):
+        for argument in call.args:
+            parts = _parts_of_gather(argument)
+            if parts is not None:
+                return _Gather(*parts, (place.line,))
+    return None
+
+
+def _parts_of_gather(value: ast.expr) -> tuple[ast.expr, ast.expr] | None:
+    """``weight`` and ``kind`` of ``weight[kind]`` or ``weight.index_select(0, kind)``."""
+    if isinstance(value, ast.Subscript) and isinstance(value.slice, (ast.Name, ast.Attribute)):
+        return value.value, value.slice
+    if not isinstance(value, ast.Call) or called_name(value) != "index_select":
+        return None
+    given = [*value.args, *(keyword.value for keyword in value.keywords)]
+    if isinstance(value.func, ast.Attribute) and ast.unparse(value.func.value) != "torch":
+        given.insert(0, value.func.value)
+    return (given[0], given[2]) if len(given) > 2 and ast.unparse(given[1]) == "0" else None
+
+
+def _lines_of_products(place: Place, name: str) -> tuple[int, ...]:
+    """Lines of the products that are all that reads a variable; empty if there is other use."""
+    lines = []
+    for read, around in reads_of(place.scope, name):
+        above = around[-1]
+        by_call = isinstance(above, ast.Call) and called_name(above) in _PRODUCTS
+        by_sign = isinstance(above, ast.BinOp) and isinstance(above.op, ast.MatMult)
+        if not by_call and not by_sign:
+            return ()
+        lines.append(read.lineno)
+    return tuple(lines)
+
+
+def _bytes_of_source(window: Window, row: int, place: Place, source: ast.expr) -> int:
+    """Bytes of what is gathered from, or more; 0 where that is not known.
+
+    Of an attribute it is not known which parameter it is: the largest will do.
+    """
+    lives = window.lives
+    there = (lives.alloc < lives.alloc[row]) & (lives.free > lives.alloc[row])
+    if isinstance(source, ast.Attribute):
+        there &= window.category == Category.PARAMETER
+        return int(lives.requested[there].max(initial=0))
+    values = list(values_of(place, source.id)) if isinstance(source, ast.Name) else []
+    if len(values) != 1 or values[0] is None:
+        return 0
+    span = range(values[0].lineno, (values[0].end_lineno or values[0].lineno) + 1)
+    at_line = _made_at(window, place.program.filename, span)
+    return int(lives.requested[there & at_line].max(initial=0))
+
+
+def _bytes_of_products(window: Window, row: int, lines: tuple[int, ...]) -> int:
+    """Bytes of the largest result of the products that read what a row holds."""
+    lives = window.lives
+    filename = window.frame_of(row).filename
+    later = (lives.alloc > lives.alloc[row]) & (window.phase != Phase.BACKWARD)
+    later &= (window.made_in == window.made_in[row]) & _made_at(window, filename, lines)
+    later &= lives.requested != lives.requested[row]  # copies once more, of the same line
+    return int(lives.requested[later].max(initial=0))
+
+
+def _made_at(window: Window, filename: str, lines: range | tuple[int, ...]) -> Bools:
+    """Lifetimes that began on one of those lines of a file."""
+    frames = window.owners.sites.frames
+    is_there = np.array([f.filename == filename and f.line in lines for f in frames])
+    began_there: Bools = is_there[window.site]
+    return began_there
+
+
+RULE = GatheredWeights()
