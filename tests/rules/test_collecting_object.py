@@ -86,3 +86,25 @@ def test_what_hands_things_to_a_metric_is_the_line_that_should_empty_it(tmp_path
     (remedy,) = (one for one in found.remedies if one.rule == "collecting-object")
     assert (remedy.fix, remedy.code) == ("clear_container", "self.precision.update(batch)")
     assert "`precision.reset()`" in remedy.why
+
+
+def test_a_container_that_looks_saw_grow_is_named_with_the_line_that_runs(tmp_path, library):
+    """An optimizer for each parameter, of which a guide makes new ones in every step."""
+
+    def program():
+        variational = library("variational")
+        optimizers = variational.Optimizers()
+        inference = variational.Inference(
+            lambda number: [torch.nn.Parameter(torch.ones(WIDTH, WIDTH))], optimizers
+        )
+
+        def step(number):
+            inference.step(number)
+
+        return step
+
+    found = findings_of(program, tmp_path / "run.json")
+    remedy = found[0].remedies[0]
+    assert (remedy.rule, remedy.fix) == ("collecting-object", "clear_container")
+    assert remedy.code == "inference.step(number)"
+    assert remedy.why.startswith("`optimizers.of_parameter` (")

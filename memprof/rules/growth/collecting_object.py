@@ -43,6 +43,8 @@ class Collector(Cause):
     """Methods of its class that, by their verbs, empty it."""
     made_class: str = ""
     """The object's class, where only the statement that makes the object is in sight."""
+    is_longer: bool = False
+    """Looks saw the container become longer, and nothing says how the program gets there."""
 
 
 class CollectingObject(GrowthRule[Collector]):
@@ -61,7 +63,7 @@ class CollectingObject(GrowthRule[Collector]):
         if any(growing(place) for place in case.places):
             return None
         if case.of_model:
-            return _by_name(case)
+            return _by_name(case) or _by_length(case)
         return (
             _by_name(case)
             or _by_call(case)
@@ -69,6 +71,7 @@ class CollectingObject(GrowthRule[Collector]):
             or _by_release(case)
             or _by_argument(case)
             or _by_construction(case)
+            or _by_length(case)
         )
 
     def advice(self, cause: Collector, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the cause says all
@@ -86,6 +89,14 @@ class CollectingObject(GrowthRule[Collector]):
                 "clear_container",
                 f"`{cause.owner}` collects in its `{cause.container}` ({cause.length} items): call "
                 f"{methods} now and then, or do without it.",
+                cause.place,
+            )
+        elif cause.is_longer:
+            yield Advice(
+                "clear_container",
+                f"`{cause.owner}.{cause.container}` ({cause.length} items) becomes longer as "
+                f"line {cause.place.line if cause.place else 0} runs: take out of it what is done "
+                "with, or have nothing new put in each time.",
                 cause.place,
             )
         elif cause.made_class:
@@ -244,6 +255,17 @@ def _by_construction(case: Case) -> Collector | None:
             places = [place for call, place in case.calls(name) if call.args or call.keywords]
             if len({place.line for place in places}) == 1:
                 return Collector(places[0], made_class=name)
+    return None
+
+
+def _by_length(case: Case) -> Collector | None:
+    """A container of a library's object that became longer from look to look."""
+    for holder in case.finding.holders:
+        owner, container, length = _collected_in(holder)
+        links = holder.links
+        at = next((at for at, link in enumerate(links) if link.kind == LinkKind.ITEM), 0)
+        if owner and links[at].grows and not links[at - 1].filename and case.site is not None:
+            return Collector(case.site, "", owner, container, length, is_longer=True)
     return None
 
 
