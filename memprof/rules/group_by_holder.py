@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from memprof.records import Finding, Holder
+from memprof.reference_chain import LinkKind
 from memprof.rules.growing_groups import GrowingGroup
 from memprof.rules.same_holder import holder_key
 from memprof.rules.successive_looks import holders_of
+from memprof.source_code.frame_kind import FrameKind, frame_kind
 
 __all__ = ["Cluster", "clusters", "held_by"]
 
@@ -53,10 +55,17 @@ def held_by(findings: Iterable[Finding], device: str) -> dict[int, tuple[Holder,
     for finding in findings:
         if finding.finding == "holders" and finding.device == device and finding.holders:
             earlier = looks.setdefault(finding.stack, [])
-            if not finding.holders[0].is_named and earlier:
+            first = finding.holders[0]
+            if earlier and (not first.is_named or _is_of_passing_call(first)):
                 continue  # an earlier look knew more: the job's names may be gone at the end
             earlier.append(finding)
     return {stack: holders_of(of_stack) for stack, of_stack in looks.items()}
+
+
+def _is_of_passing_call(holder: Holder) -> bool:
+    """Whether a variable of a library's function has it, which ran when the job was looked at."""
+    root = holder.links[0]
+    return root.kind == LinkKind.LOCAL and frame_kind(root.filename) is not FrameKind.USER
 
 
 def clusters(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import TypeAlias
@@ -367,9 +367,20 @@ def _ever_larger(
     by_library = _is_kept_by_program(holders) and made_within(survival.tables, stack)
     if not (by_hooks or by_library or made_anew(survival.tables, stack)):
         return None
+    growth = _by_steps(growth, survival.steps)
     return _group(
         survival, rows, _survivors_of(survival, rows, growth), growth, freed, replaces=True
     )
+
+
+def _by_steps(growth: Rise, steps: Ints) -> Rise:
+    """The same with its rate for each step: a place may be many steps after the one before.
+
+    What is made anew holds what was added between the windows, too.
+    """
+    first, last = int(growth.places[0]), int(growth.places[-1])
+    share = (last - first) / max(1, int(steps[last] - steps[first]))
+    return replace(growth, per_place=share * growth.per_place)
 
 
 def _end_of_followed(steps: Ints, count: Ints, amount: Ints) -> int:

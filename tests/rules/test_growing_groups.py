@@ -318,6 +318,38 @@ def test_a_collection_that_a_library_copies_again_and_again(whose, grows, tmp_pa
     assert is_leak(tmp_path, path, whose, trace) is grows
 
 
+def test_a_copied_collection_grows_by_so_much_a_step_between_windows_too(tmp_path):
+    """The last look came upon the library's call that copies: an earlier one knew who keeps it."""
+    stack, path = in_a_library(tmp_path, "copies")
+    windows = []
+    for first, last in ((0, 14), (30, 34)):
+        trace = TraceBuilder(device="cpu")
+        trace.label()
+        for number in range(first):  # made between the windows
+            trace.existing(4096, f"t{first - 1}.{number}")
+        for step in range(first, last):
+            trace.label(step=step)
+            for number in range(step):
+                trace.free(f"t{step - 1}.{number}")
+            for number in range(step + 1):
+                trace.alloc(4096, f"t{step}.{number}", stack=stack)
+        windows.append(trace.build())
+    passing = Holder(
+        LinkKind.ITEM,
+        *("", 0, ""),
+        [Link(LinkKind.LOCAL, "state", "update", stack[0].filename, 2), Link(LinkKind.ITEM, "0")],
+    )
+    more = [
+        Finding("holders", device="cpu", step=step, stack=row, holders=[holder])
+        for row in (1, 2)  # each window has its own number for the stack
+        for step, holder in ((12, kept_by(path, "program")), (33, passing))
+    ]
+    write_run(tmp_path / "run.json", *windows, more=tuple(more))
+    (found,) = leaks(examine(load(tmp_path / "run.json")))
+    assert found.bytes_per_step == 4096
+    assert "`app.encoded.layers`" in found.title
+
+
 def test_training_that_is_over_has_grown_whatever_is_evaluated_last(tmp_path):
     """Forward passes after the last optimizer's step count as steps, in the same loop."""
     path = tmp_path / "train.py"
