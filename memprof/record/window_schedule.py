@@ -311,7 +311,9 @@ class WindowSchedule:
     are multiples of a power of two: so the ranks of a job, which all wait for the slowest, open
     them together without a word, and two runs of one program can be compared. The power grows with
     the time gone by. They open at once, out of the rest of the allowance, when memory begins to
-    climb. Any window ends where a limit is met, be it in the middle of a step.
+    climb. In a job of several ranks only the first such window after a regular one does: the others
+    wait for a step at which a regular one may open. Any window ends where a limit is met, be it in
+    the middle of a step.
     """
 
     START_SHARE = 0.8
@@ -362,6 +364,9 @@ class WindowSchedule:
         self._is_by_time = False
         self._climbs = {Reason.GROWTH: Climb(), Reason.FRAGMENTATION: Climb()}
         self._climb: Reason | None = None
+        self._climbs_wait = False
+        """Until the next regular window: when the rest of the allowance is nearly used up, ranks
+        whose costs differ a little would open theirs at different steps."""
 
     @property
     def is_open(self) -> bool:
@@ -477,6 +482,7 @@ class WindowSchedule:
         climb = self._climb
         if climb is not None and self._may_climb(before, now_us):
             self._climb = None
+            self._climbs_wait = True
             if expected_us <= self._policy.allowed_us(elapsed_us):
                 return climb
         if now_us - self._closed_us < self._policy.first_gap_us:
@@ -488,6 +494,8 @@ class WindowSchedule:
     def _may_climb(self, before: int, now_us: int) -> bool:
         if self._policy.ranks <= 1:
             return True
+        if self._climbs_wait:
+            return self._has_crossed(before, self.grid(now_us))
         elapsed_us = max(1, now_us - self._began_us)
         steps = self._policy.first_gap_us * self._step / elapsed_us / 4
         return self._has_crossed(before, _power_of_two(max(steps, self.CLIMB_STEPS)))
@@ -576,6 +584,7 @@ class WindowSchedule:
             return
         self.reason = self.opened_for = reason
         self.end = None
+        self._climbs_wait = self._climbs_wait and reason is not Reason.REGULAR
         self._opened_us, self._total_at_opening_us = now_us, meter.total_us
         self._steps_in_window, self._is_whole, self._is_by_time = 0, True, False
         self._untrained_in_window = 0

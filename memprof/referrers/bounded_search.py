@@ -14,7 +14,7 @@ from memprof.referrers.find_holders import FOR_LINES, find_holders
 from memprof.referrers.heap import Deadline
 from memprof.referrers.pause_estimate import PauseEstimate
 from memprof.referrers.search_candidates import Suspect
-from memprof.referrers.search_from_tensors import UpwardSearch
+from memprof.referrers.search_from_tensors import FOR_LINES_S, UpwardSearch
 from memprof.sources.tensor_addresses import PlaceOf, place_of
 from memprof.sources.training_threads import may_read_tensors
 
@@ -38,6 +38,11 @@ _WHOLE_BLOCK_S, _PASS_BLOCK_S = 1.5e-7, 1e-8
 lead to what is looked for, 2.4e-7 else; 10 million blocks, 4.2 million objects, 2026-11-22)."""
 CHEAP_S = 0.05
 """Where a pass takes no longer, what is new is searched for as it comes, not only a sure leak."""
+_SLOW_BLOCK_S = 2.4e-7
+"""What a whole search takes for each block where no variable of the program leads to what is looked
+for. The last search counts on that: a climb would find more than one that is cut off."""
+_LEAST_PASSES = 3
+"""Passes that a climb takes at least: to find the tensor, what refers to it, and a name."""
 _MOST_CLIMBED = 8
 """Stacks whose tensors are climbed from at once, those that come first."""
 
@@ -86,15 +91,13 @@ class Searches:
         under_way = (*self._quarries, *self._remaining) if self.is_under_way else ()
         return any((one.device, one.suspect.stack) == (device, stack) for one in under_way)
 
-    def begin(
-        self, quarries: Sequence[Quarry], limit_s: float | None = None, *, last: bool = False
-    ) -> None:
+    def begin(self, quarries: Sequence[Quarry], last_s: float | None = None) -> None:
         """Search for the first time; drops what was under way.
 
         Args:
-            wanted: the most important first.
-            limit_s: about how long; None: as long as at any other step's end.
-            last: nothing can be left for later, and a search of the whole heap has the same limit.
+            quarries: the most important first.
+            last_s: how long at most, where nothing can be left for later; None: as long as at any
+                other step's end, and then more at the next ones.
         """
         self._climbs, self._remaining, self._was_cut = {}, [], False
         if not may_read_tensors():
@@ -104,19 +107,38 @@ class Searches:
         self._answers = [(one, ()) for one in quarries if not one.suspect.targets]
         if not self._quarries:
             return
-        longest_s = WHOLE_S if limit_s is None else limit_s
-        if self._whole.is_short(longest_s):
-            unexplained = self._search_all(self._quarries, limit_s)
-            self._was_cut = bool(unexplained) and not last
-            self._quarries = unexplained if self._was_cut else []
+        if last_s is not None:
+            self._search_last(last_s)
+        elif self._whole.is_short(WHOLE_S):
+            self._quarries = self._search_all(self._quarries)
+            self._was_cut = bool(self._quarries)
             if self._was_cut:
                 self._begin_climbs()  # from the next step's end on: the time of this one is over
-            elif unexplained:
-                self._answers += [(one, ()) for one in unexplained]
+        else:
+            self._begin_climbs()
+            self._go_on(SLICE_S)
+
+    def _search_last(self, limit_s: float) -> None:
+        """Search in one go: the whole heap if that is surely over in time, else climb first.
+
+        What the climbs do not explain is then searched for in the whole heap, if that may fit.
+        """
+        ends_s = time.thread_time() + limit_s
+        if self._whole.is_short(limit_s / (1 + FOR_LINES), least_block_s=_SLOW_BLOCK_S):
+            self._remaining, self._quarries = self._quarries, []
+        else:
+            before_whole_s = limit_s - self._whole.expected_s
+            may_follow = before_whole_s >= SLICE_S
+            self._begin_climbs()
+            self._make_passes(before_whole_s if may_follow else limit_s - FOR_LINES_S)
+            self._give_up_climbs()
+            self._take_climbed(ends_s - time.thread_time())
+        if self._remaining:
+            rest, self._remaining = self._remaining, []
+            unexplained = self._search_all(rest, ends_s - time.thread_time())
+            self._answers += [(one, ()) for one in unexplained]
+            if unexplained:
                 self._say()
-            return
-        self._begin_climbs()
-        self._go_on(SLICE_S if limit_s is None else limit_s, last=last)
 
     def _begin_climbs(self) -> None:
         places: dict[PlaceOf, list[object]] = defaultdict(list)
@@ -145,20 +167,27 @@ class Searches:
         else:
             self._go_on(SLICE_S)
 
-    def _go_on(self, limit_s: float, *, last: bool = False) -> None:
-        began_s = time.thread_time()
+    def _go_on(self, limit_s: float) -> None:
+        self._make_passes(limit_s)
+        if all(climb.is_over for climb in self._climbs.values()):
+            self._take_climbed(0.0 if self._was_cut else WHOLE_AFTER_S)
+
+    def _make_passes(self, limit_s: float) -> None:
+        ends_s = time.thread_time() + limit_s
         has_gone_on = False
         for climb in self._climbs.values():
-            left_s = limit_s - (time.thread_time() - began_s)
+            left_s = ends_s - time.thread_time()
             if not climb.is_over and (left_s > 0 or not has_gone_on):
                 has_gone_on = True
                 climb.proceed(left_s)
                 self._pass.took(climb.slowest_s)
-            if last and not climb.is_over:
+
+    def _give_up_climbs(self) -> None:
+        """Keep what the passes have found so far; one that has not begun has found nothing."""
+        for climb in self._climbs.values():
+            if climb.has_begun and not climb.is_over:
                 climb.give_up()
                 climb.proceed(0.0)
-        if all(climb.is_over for climb in self._climbs.values()):
-            self._climb(last=last)
 
     def take(self) -> list[tuple[Quarry, tuple[Holder, ...]]]:
         """What has been found since the last call; no holder where there is none to be had."""
@@ -167,6 +196,9 @@ class Searches:
 
     def holders_of(self, target: object, limit_s: float) -> tuple[Holder, ...]:
         """The holders of one tensor now, or none where that takes longer than ``limit_s``."""
+        if not self._pass.is_short(limit_s / _LEAST_PASSES):
+            self._say()
+            return ()
         if self._whole.is_short(limit_s):
             with self._whole.measured():
                 deadline = Deadline(limit_s / (1 + FOR_LINES))
@@ -181,7 +213,8 @@ class Searches:
             self._say()
         return climb.searched.get(target, ())
 
-    def _climb(self, *, last: bool) -> None:
+    def _take_climbed(self, rest_s: float) -> None:
+        """Take what the climbs have found; the rest waits for a whole search of ``rest_s``."""
         climbs, self._climbs = self._climbs, {}
         quarries, self._quarries = self._quarries, []
         missing = []
@@ -192,7 +225,7 @@ class Searches:
                 self._answers.append((one, holders))
             else:
                 missing.append((one, holders))
-        if missing and not (last or self._was_cut) and self._whole.is_short(WHOLE_AFTER_S):
+        if missing and self._whole.is_short(rest_s):
             self._remaining = [one for one, _ in missing]
             return
         self._answers += missing
@@ -220,14 +253,21 @@ class Searches:
         for one in chosen_quarries:
             places[one.place].append(one)
         unexplained = []
+        longest_s = BUDGET_S if limit_s is None else limit_s
+        slowest_s = 0.0
         with self._whole.measured():
-            deadline = Deadline((limit_s or BUDGET_S) / (1 + FOR_LINES))
+            deadline = Deadline(longest_s / (1 + FOR_LINES), is_fixed=limit_s is not None)
             for place, quarries in places.items():
+                if deadline.check() or deadline.remaining_s < slowest_s:
+                    unexplained += quarries
+                    continue
+                began_s = time.thread_time()
                 targets = [key for one in quarries for key in one.suspect.targets]
                 targets = list(dict.fromkeys(targets))
                 holders = find_holders(
                     targets, limit=_MOST_HOLDERS, place=place, deadline=deadline, in_passing=True
                 )
+                slowest_s = max(slowest_s, time.thread_time() - began_s)
                 by_target = dict(zip(targets, holders, strict=True))
                 for one in quarries:
                     common = _in_common([by_target[key] for key in one.suspect.targets])

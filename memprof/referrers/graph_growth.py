@@ -16,8 +16,10 @@ from memprof.sources.autograd import grad_fns_of, is_leaf
 from memprof.sources.graph_nodes import most_nodes, note_nodes
 from memprof.sources.training_threads import may_read_graphs
 
-__all__ = ["GraphGrowth", "LongestGraph", "longest_graph"]
+__all__ = ["WALK_S", "GraphGrowth", "LongestGraph", "longest_graph"]
 
+WALK_S = 0.1
+"""The longest that graphs are walked at one look."""
 _MOST_NODES = 50_000
 _MOST_ROOTS = 256
 _CHECKS = 4
@@ -41,7 +43,7 @@ class LongestGraph:
     """The greatest."""
 
 
-def longest_graph(budget_s: float = 0.1, *, young: bool = False) -> LongestGraph:
+def longest_graph(budget_s: float = WALK_S, *, young: bool = False) -> LongestGraph:
     """The tensor whose graph has the most nodes, and their number; none: 0 nodes.
 
     With ``young`` only among new objects, of which the end of a chain that grows is mostly one.

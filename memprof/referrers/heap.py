@@ -63,9 +63,11 @@ class Deadline:
     search waits for a processor, as the job does. There is an end by the clock all the same.
     """
 
-    def __init__(self, budget_s: float) -> None:
+    def __init__(self, budget_s: float, *, is_fixed: bool = False) -> None:
         self.budget_s = budget_s
         """Of the whole search, in seconds."""
+        self.is_fixed = is_fixed
+        """Whether it stays where it is on a slow machine, too."""
         self._end = time.thread_time() + budget_s
         self._latest = time.monotonic() + _PATIENCE * budget_s
         self._slowness = 1.0
@@ -86,16 +88,20 @@ class Deadline:
         A search that is cut off shortly before its end has held the job up for nothing.
         """
         slowness = min(slowness, _MOST_SLOWNESS)
-        if slowness > self._slowness:
+        if slowness > self._slowness and not self.is_fixed:
             extra_s = (slowness - self._slowness) * self.budget_s
             self._end += extra_s
             self._latest += _PATIENCE * extra_s
             self._slowness = slowness
 
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until then; less than none where it was."""
+        return self._end - time.thread_time()
+
     def later(self, share: float) -> Deadline:
         """A deadline that comes after this one, by this share of the whole budget."""
-        remaining_s = self._end - time.thread_time()
-        return Deadline(max(0.0, remaining_s + share * self.budget_s))
+        return Deadline(max(0.0, self.remaining_s + share * self.budget_s))
 
 
 @dataclass(frozen=True)

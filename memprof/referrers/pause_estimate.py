@@ -23,10 +23,18 @@ class PauseEstimate:
     per_block_s: float
     """Seconds of the processor for each block, as the last pass took them."""
 
-    def is_short(self, longest_s: float | None = None) -> bool:
-        """Whether a pass would be over soon enough; in ``longest_s`` where that is another time."""
+    @property
+    def expected_s(self) -> float:
+        """What a pass would take now."""
+        return self.per_block_s * sys.getallocatedblocks()
+
+    def is_short(self, longest_s: float | None = None, *, least_block_s: float = 0.0) -> bool:
+        """Whether a pass would be over soon enough; in ``longest_s`` where that is another time.
+
+        ``least_block_s``: what each block is taken to cost, where the last pass took less.
+        """
         most_s = self.longest_s if longest_s is None else longest_s
-        return self.per_block_s * sys.getallocatedblocks() <= most_s
+        return max(self.per_block_s, least_block_s) * sys.getallocatedblocks() <= most_s
 
     @contextmanager
     def measured(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import nullcontext
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from memprof.records import Finding, Holder
 from memprof.reference_chain import LinkKind, is_bounded, largest_container, way
 from memprof.referrers.bounded_search import Quarry, Searches
-from memprof.referrers.graph_growth import GraphGrowth, longest_graph
+from memprof.referrers.graph_growth import WALK_S, GraphGrowth, longest_graph
 from memprof.referrers.pause_estimate import PauseEstimate
 from memprof.referrers.search_candidates import (
     Living,
@@ -21,6 +22,7 @@ from memprof.referrers.search_candidates import (
     suspects,
 )
 from memprof.referrers.search_from_roots import quiet
+from memprof.referrers.search_from_tensors import FOR_LINES_S
 from memprof.source_code.find_line import may_stop_growing
 from memprof.sources.tensor_addresses import PlaceOf, place_of
 from memprof.trace import Label
@@ -49,10 +51,11 @@ _SCAN_BLOCK_S = 1.5e-8
 4.2 million objects, Python 3.11, 2026-11-22."""
 GRAPH_S = 0.3
 """The longest that a search for the tensor may take that a growing graph hangs on."""
-LAST_S = 1.0
-"""What the last look may take, as the program is over and nothing can be left for later …"""
-_FOR_SEARCH = 0.75
-"""… and the part of it that is the search's: an estimate may be wrong, and graphs are scanned."""
+LAST_S = 0.5
+"""The longest that the last look may take, at which nothing can be left for later …"""
+_AFTER_SEARCH = 0.1
+"""… and the share of it that is left for what follows its search: to let go of the list of all
+objects, and the scan for graphs."""
 _ANNOUNCED_LATE = 8
 """The same where the program takes entries out of the container, or looks at how many there are."""
 
@@ -205,16 +208,16 @@ class Survivors:
                 for source, suspect, _ in growing
                 if (one := self._said_of(source.device, suspect, step, searched_keys)) is not None
             ]
-        announcements += self._host(step, young=not self._scanning.is_short())
+        announcements += self._host(step)
         self._spent_s += time.thread_time() - began_s
         return announcements
 
     def last_look(self, step: int) -> list[Announcement]:
         """At the end of the recording: also who holds the largest bytes that nothing explains.
 
-        All that was put off is searched for now, as far as it can be in a second.
+        All that was put off is searched for now, as far as it can be in half a second.
         """
-        began_s = time.thread_time()
+        ends_s = time.thread_time() + LAST_S
         with quiet():
             growing = self._growing(step)
             is_cheap = self._searches.is_cheap()  # else what is known of them was told
@@ -233,8 +236,8 @@ class Survivors:
                 if (source.device, one.stack) not in growing_keys
             ]
             quarries = [_quarry(*pair) for pair in (*fresh, *resting)]
-            spent_s = time.thread_time() - began_s
-            self._searches.begin(quarries, _FOR_SEARCH * LAST_S - spent_s, last=True)
+            left_s = ends_s - time.thread_time() - _AFTER_SEARCH * LAST_S
+            self._searches.begin(quarries, max(0.0, left_s))
             answers = self._searches.take()
         holders = {(one.device, one.suspect.stack): chains for one, chains in answers}
         searched_keys = self._note_answers(answers)
@@ -243,7 +246,7 @@ class Survivors:
             for source, suspect, _ in growing
             if (one := self._said_of(source.device, suspect, step, searched_keys)) is not None
         ]
-        announcements += self._host(step, young=not self._scanning.is_short())
+        announcements += self._host(step, ends_s - time.thread_time())
         announcements += [
             Announcement(_finding(source.device, suspect, step, chains, "resident"))
             for source, suspect in resting
@@ -357,15 +360,19 @@ class Survivors:
         self._announcements.add(key)
         return _message(one, self._steps, growth.holders)
 
-    def _host(self, step: int, *, young: bool) -> list[Announcement]:
+    def _host(self, step: int, left_s: float = math.inf) -> list[Announcement]:
+        """What is to be said of graphs that grow; found in ``left_s`` seconds."""
+        ends_s = time.thread_time() + left_s
+        young = not self._scanning.is_short(min(SCAN_S, left_s))
         with self._scanning.measured() if not young else nullcontext():
-            longest = longest_graph(young=young)
+            longest = longest_graph(max(0.0, min(WALK_S, left_s)), young=young)
         rate = self._graphs.add(step, longest)
         if not rate or longest.tensor is None:
             return []
         if not self._graph_holders:
             with quiet():
-                self._graph_holders = self._searches.holders_of(longest.tensor, GRAPH_S)
+                limit_s = min(GRAPH_S, ends_s - time.thread_time() - FOR_LINES_S)
+                self._graph_holders = self._searches.holders_of(longest.tensor, limit_s)
         holders = self._graph_holders
         finding = Finding(
             "host_growth",

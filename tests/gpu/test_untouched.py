@@ -18,6 +18,7 @@ from tests.gpu.patience import LONG_S  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
+STEPS, OPERATORS = 6, 20_000
 
 
 def fan_in():
@@ -249,6 +250,27 @@ def test_a_job_with_very_many_blocks_is_recorded(tmp_path, monkeypatch, native):
     assert len(window.start.blocks) >= len(kept)
     made = window.events.take(window.events.action == Action.ALLOC)
     assert made.size.tolist() == [36] * 3
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_a_loop_that_crosses_no_module_and_no_optimizer_is_recorded_without_a_gap(
+    tmp_path, monkeypatch, native
+):
+    """No hook is passed, so that somebody else must see to it that the ring is read in time."""
+    monkeypatch.setenv("MEMPROF_NATIVE", native)
+    x = torch.ones(32, device="cuda")
+    with memprof.track(tmp_path / "run.json", allowance_s=LONG_S):
+        for _ in range(STEPS):
+            y = x
+            for _ in range(OPERATORS):
+                y = y * 1.0001
+            memprof.step()
+    run = load(tmp_path / "run.json")
+    windows = run.device("cuda:0").windows
+    made = [int((one.events.action == Action.ALLOC).sum()) for one in windows]
+    assert sum(made) == STEPS * OPERATORS
+    assert run.footer.steps == STEPS
+    assert [note.message for note in run.notes if "overflow" in note.message] == []
 
 
 def outcome(program: str, path: str) -> tuple[str, str]:

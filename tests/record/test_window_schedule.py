@@ -454,6 +454,56 @@ def test_ranks_in_lockstep_pay_about_what_the_slowest_of_them_pays():
     assert job_us <= 2.5 * sum(own_us) / ranks  # it was nine times as much
 
 
+def windows_of_ranks(seed: int, grows_from: int, ranks: int = 8) -> list[list[tuple]]:
+    """Of each rank in lockstep why its windows opened, their first steps, and what came after."""
+    noise = random.Random(seed)
+    speeds = [noise.uniform(0.99, 1.01) for _ in range(ranks)]
+    begins = [round(noise.uniform(0, 2 * SECOND)) for _ in range(ranks)]
+    schedules = [WindowSchedule(Policy(ranks=ranks), began) for began in begins]
+    meters = [OverheadMeter(ranks) for _ in range(ranks)]
+    windows: list[list[tuple]] = [[(Reason.START, 0)] for _ in range(ranks)]
+    now_us = 2 * SECOND
+    for step in range(8_000):
+        allocated = LEVEL + 100_000 * min(1_000, max(0, step - grows_from))
+        is_open = [one.is_open for one in schedules]
+        costs = [30_000 * one * noise.uniform(0.95, 1.05) for one in speeds]
+        now_us += 100_000 + round(max(costs) * any(is_open))
+        edges = [0.0]
+        for rank, (schedule, meter) in enumerate(zip(schedules, meters, strict=True)):
+            meter.hook(costs[rank] * is_open[rank] + 100)
+            meter.step(StepCost(100_000, 0, is_open[rank]))
+            at_us = now_us + noise.randrange(3_000)
+            bytes_now = allocated + noise.randrange(4_096)
+            if schedule.step_ended(at_us, meter, bytes_now, step=step) == is_open[rank]:
+                continue
+            edges.append(50_000 * speeds[rank])
+            meter.hook(edges[-1])
+            meter.edge(edges[-1])
+            if is_open[rank]:
+                windows[rank][-1] += (step + 1,)
+            else:
+                windows[rank].append((schedule.reason, step + 1))
+        now_us += round(max(edges))
+    return windows
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("grows_from", "first"),
+    [
+        (9_000, (Reason.REGULAR, 6_144, 6_149)),
+        (700, (Reason.GROWTH, 736, 741)),
+        (5_000, (Reason.GROWTH, 6_144, 6_149)),  # the rest of the allowance is used up by then
+    ],
+)
+def test_ranks_whose_clocks_and_costs_differ_by_a_hundredth_record_the_same_steps(
+    seed, grows_from, first
+):
+    windows = windows_of_ranks(seed, grows_from)
+    assert windows[0][:2] == [(Reason.START, 0, 96), first]
+    assert windows == [windows[0]] * len(windows)
+
+
 # One figure.
 
 

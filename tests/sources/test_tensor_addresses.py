@@ -48,3 +48,24 @@ def test_what_weak_references_of_torch_leave_of_a_storage_has_ended():
     ]
     torch.UntypedStorage._free_weak_ref(weak_reference)
     assert answers in ([], [(True, ("", 0))])  # from torch 2.11 on nothing is left
+
+
+class Empty:
+    """A storage without bytes, whose address torch 2.7 damages the heap over."""
+
+    _cdata = 4711
+    device = torch.device("cuda", 0)
+
+    def _expired(self, key: int) -> bool:
+        return key != self._cdata
+
+    def nbytes(self) -> int:
+        return 0
+
+    def data_ptr(self) -> int:
+        raise AssertionError("it was asked where it lies")
+
+
+def test_a_storage_without_bytes_is_not_asked_where_it_lies():
+    assert not has_ended(Empty())
+    assert storage_place(Empty()) == ("", 0)

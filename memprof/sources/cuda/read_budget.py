@@ -9,7 +9,8 @@ from statistics import median_high
 __all__ = ["BLOCK_ROWS", "LONGEST_US", "Backoff", "ReadCost"]
 
 LONGEST_US = 500_000
-"""The job is never held up for longer than this."""
+"""The longest that one look at torch's recorder may be expected to hold the job up; searches for
+holders have limits of their own."""
 AIM_US = 300_000
 """What a look should take at most: the rest is for writing down what it found."""
 BLOCK_ROWS = 0.3
