@@ -46,6 +46,17 @@ class Listed:
         return self.frames[number].mean().item()
 
 
+class Normalized:
+    """All of a data set, less its mean, by its deviation: parts of it are the peak."""
+
+    def __init__(self):
+        images = torch.full((FRAMES, 3, SIDE, SIDE), 7, dtype=torch.uint8)
+        self.frames = (images.float() / 255.0 - 0.5) / 0.25
+
+    def step(self, number):
+        return self.frames[number % FRAMES].mean().item()
+
+
 class OfBytes:
     """Bytes are kept, and a batch of them is divided."""
 
@@ -77,6 +88,10 @@ def fires_by_name():
 
 def fires_on_a_list():
     return Listed().step
+
+
+def fires_on_a_data_set():
+    return Normalized().step
 
 
 def looks_alike():
@@ -113,3 +128,11 @@ def test_three_quarters_are_saved_where_the_bytes_are_kept(program, code, tmp_pa
 @pytest.mark.parametrize("program", [looks_alike, of_angles])
 def test_bytes_and_other_values_are_left_alone(program, tmp_path):
     assert not kept_bytes(program, tmp_path / "r.json")
+
+
+def test_what_is_made_on_the_way_is_spared_as_well(tmp_path):
+    (found,) = kept_bytes(fires_on_a_data_set, tmp_path / "r.json")
+    whole = FRAMES * 3 * SIDE * SIDE * 4
+    (first,) = found.remedies
+    assert first.code == "self.frames = (images.float() / 255.0 - 0.5) / 0.25"
+    assert (first.peak_before, first.peak_after) == (2 * whole + whole // 4, whole // 2)

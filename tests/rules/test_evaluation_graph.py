@@ -88,6 +88,24 @@ def test_graphs_that_several_models_keep_until_their_votes_are_counted_are_for_n
     )
 
 
+def drawn_on():
+    """An image that a model draws from itself, until the next one begins."""
+    layers = (nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64))
+    model = nn.Sequential(*(m for _ in range(3) for m in layers)).eval()
+    images = [torch.randn(512, 64)]
+
+    def step(number):
+        images[0] = torch.randn(512, 64) if number == 14 else model(images[0]) / 2
+
+    return step
+
+
+def test_graphs_of_earlier_steps_need_not_be_cut_where_they_need_not_be(tmp_path):
+    (first, *others) = findings_of(drawn_on, tmp_path / "run.json")
+    assert (first.rule, first.minor) == ("evaluation-graph", False)
+    assert "old-graphs" not in [one.rule for one in others]
+
+
 def test_what_blocks_return_without_a_graph_is_none(tmp_path):
     rules = {one.rule for one in findings_of(with_features, tmp_path / "run.json")}
     assert "evaluation-graph" not in rules

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 from torch import nn
 
-from tests.rules.recorded import findings_of
+from memprof.loading import load
+from memprof.rules.ranked_findings import findings
+from tests.rules.recorded import findings_of, record
 
 
 def job():
@@ -51,3 +56,35 @@ def test_a_backward_pass_that_was_over_before_is_none_of_the_samples(tmp_path):
     (first, *_) = findings_of(samples_after_training, tmp_path / "run.json", 24)
     (remedy,) = (one for one in first.remedies if one.rule == "no-backward")
     assert (remedy.fix, remedy.code) == ("no_grad", "images.append(model(images[-1]))")
+
+
+def drawn_on():
+    """One image, drawn from itself again and again by a model with many layers."""
+    model = nn.Sequential(*(m for _ in range(3) for m in (nn.Linear(64, 64), nn.GELU())))
+    images = [torch.randn(512, 64)]
+
+    def step(number):
+        images[0] = model(images[0])
+
+    return step
+
+
+def kept_on():
+    """Results alone, of one layer."""
+    model, images = job(), []
+
+    @torch.no_grad()
+    def step(number):
+        images.append(model(torch.randn(512, 64)))
+
+    return step
+
+
+@pytest.mark.parametrize(("program", "fix"), [(drawn_on, "no_grad"), (kept_on, "del_ref")])
+def test_what_several_modules_made_hangs_on_a_graph_though_nobody_is_known_to_hold_it(
+    program, fix, tmp_path
+):
+    record(program, tmp_path / "run.json", 16)
+    (found, *_) = findings(replace(load(tmp_path / "run.json"), findings=()))
+    assert found.holders == ()
+    assert found.remedies[0].fix == fix

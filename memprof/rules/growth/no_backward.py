@@ -12,10 +12,13 @@ from memprof.rules.finding import Kind
 from memprof.rules.graph_lines import under_no_grad
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.source_code.program import Place
+from memprof.source_code.torch_modes import without_gradients
 from memprof.trace import Phase
 
 __all__ = ["RULE"]
 
+_LEAST_MODULES = 3
+"""Of fewer it may be results that are kept."""
 _LEAST_TENSORS = 8
 """Of a shorter time it cannot be said that no backward pass comes in it."""
 
@@ -36,13 +39,16 @@ class NoBackward(GrowthRule[NeedlessGraph]):
     yields_to = (*EVERY_OTHER, "collecting-object")
 
     def match(self, case: Case) -> NeedlessGraph | None:
-        """A graph that something holds, while no backward pass runs that the labels know of."""
+        """A graph that stays, while no backward pass runs that the labels know of.
+
+        Where nothing is known to hold it, what stays must come from all over a model.
+        """
         builds = case.graph and case.finding.kind is not Kind.CYCLE
         if (
             not builds
             or (case.backward and not _none_meanwhile(case))
             or case.site is None
-            or not case.links
+            or not (case.links or _is_of_modules(case))
         ):
             return None
         return NeedlessGraph(case.site)
@@ -55,6 +61,15 @@ class NoBackward(GrowthRule[NeedlessGraph]):
             cause.place,
             patch=under_no_grad(case),
         )
+
+
+def _is_of_modules(case: Case) -> bool:
+    """Whether several modules made it, with gradients on as far as the source says."""
+    if case.trace is None or without_gradients(case.finding.stack):
+        return False
+    labels = np.unique(case.trace.events.label[case.finding.evidence.allocs])
+    modules = {case.trace.label(int(label)).module for label in labels} - {""}
+    return len(modules) >= _LEAST_MODULES
 
 
 def _none_meanwhile(case: Case) -> bool:

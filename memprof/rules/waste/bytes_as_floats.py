@@ -23,8 +23,8 @@ from memprof.source_code.program import (
 from memprof.source_code.values import values_of
 from memprof.source_code.verbs import JOINING
 from memprof.units import format_bytes
-from memprof.views.peak_without import Cuts
-from memprof.views.window import Window
+from memprof.views.peak_without import Cuts, Saving
+from memprof.views.window import Ints, Window
 
 __all__ = ["RULE"]
 
@@ -56,7 +56,9 @@ class BytesAsFloats(WasteRule[Fractions]):
 
     def matches(self, window: Window) -> Iterator[Fractions]:
         """What stays over the steps and is filled with, or made of, a quotient by 255."""
-        mask = ~window.has_owner & window.at_peak & window.stays & outlive_steps(window)
+        # Its own parts may be the peak, and gone when it is there.
+        near_peak = np.isin(window.site, np.unique(window.site[window.at_peak]))
+        mask = ~window.has_owner & near_peak & window.stays & outlive_steps(window)
         total = np.bincount(window.site[mask], weights=window.lives.size[mask])
         for site in np.argsort(-total, kind="stable").tolist():
             if window.share(float(total[site])) < _LEAST_SHARE:
@@ -70,16 +72,11 @@ class BytesAsFloats(WasteRule[Fractions]):
             if divides is None:
                 continue
             rows = np.flatnonzero(of_site)
-            whole = window.whole(rows)
-            times = _FLOAT - 1
-            cuts = Cuts(
-                *(np.tile(column, times) for column in (whole.rows, whole.start, whole.end))
-            )
             yield Fractions(
                 row=row,
                 rows=rows,
                 nbytes=int(window.lives.size[rows].sum()),
-                saving=window.replayed(cuts, divisor=_FLOAT),
+                saving=_saving(window, rows, row),
                 place=divides,
             )
             return
@@ -98,6 +95,21 @@ class BytesAsFloats(WasteRule[Fractions]):
         )
         site = case.place_at(place.program.filename, place.line)
         yield Advice("keep_bytes", why, site or case.site)
+
+
+def _saving(window: Window, rows: Ints, largest: int) -> Saving:
+    """What is spared where a quarter of ``rows`` is kept, and nothing is computed on the way."""
+    lives = window.lives
+    on_the_way = (window.site == window.site[largest]) & ~window.has_owner
+    on_the_way &= lives.requested == lives.requested[largest]
+    on_the_way &= window.share(int(lives.requested[largest])) >= _LEAST_SHARE
+    on_the_way[rows] = False
+    kept, whole = window.whole(rows), window.whole(np.flatnonzero(on_the_way))
+    columns = zip(
+        (kept.rows, kept.start, kept.end), (whole.rows, whole.start, whole.end), strict=True
+    )
+    cuts = Cuts(*(np.concatenate([np.tile(a, _FLOAT - 1), np.tile(b, _FLOAT)]) for a, b in columns))
+    return window.replayed(cuts, divisor=_FLOAT)
 
 
 def _division(place: Place) -> Place | None:
@@ -155,7 +167,10 @@ def _divided(place: Place, value: ast.expr | None) -> bool:
     if value is None or isinstance(value, ast.Name):
         return False
     if isinstance(value, ast.BinOp):
-        return isinstance(value.op, ast.Div) and _is_highest(value.right)
+        if isinstance(value.op, ast.Div) and _is_highest(value.right):
+            return True
+        # less a mean, by a deviation
+        return isinstance(value.op, (ast.Sub, ast.Div)) and _divided(place, value.left)
     if isinstance(value, ast.ListComp):
         return _divided(place, value.elt)
     if not isinstance(value, ast.Call):

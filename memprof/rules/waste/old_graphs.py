@@ -47,7 +47,7 @@ class OldGraphs(WasteRule[OldGraph]):
     name = "old-graphs"
     summary = "graphs of a few earlier steps are still held"
     fixes = ("detach", "clear_traceback", "save_for_backward")
-    yields_to = ("retained-graph",)
+    yields_to = ("evaluation-graph", "retained-graph")
     names_holders = True
 
     def matches(self, window: Window) -> Iterator[OldGraph]:
