@@ -71,6 +71,40 @@ def test_a_loop_without_steps_is_recorded_up_to_a_limit(path, option, end):
     assert "a window ended in step 0" in notes(path)
 
 
+@pytest.mark.usefixtures("with_native")
+@pytest.mark.parametrize(
+    ("option", "end"),
+    [({"max_events": 200_000}, "max_events"), ({"max_bytes": 1 << 20}, "max_bytes")],
+    ids=str,
+)
+def test_with_the_native_part_such_a_loop_is_recorded_up_to_a_limit_as_well(path, option, end):
+    with memprof.track(path, sources=("cpu",), **{"allowance_s": 600.0, **option}):
+        small_operators(250_000)  # two allocations each, and two frees of two events
+    (window,) = of_kind(path, "window")
+    assert (window["reason"], window["end"], window["in_step"]) == ("start", end, True)
+    events = of_kind(path, "footer")[0]["devices"][0]["events"]
+    assert 0 < events <= option.get("max_events", 1_000_000) // 2 + BATCH
+    assert events == sum(len(record["action"]) for record in of_kind(path, "trace"))
+    assert path.stat().st_size <= option.get("max_bytes", 32 << 20) + 50 * BATCH
+
+
+@pytest.mark.usefixtures("with_native")
+def test_events_are_kept_for_the_first_steps_that_train(path):
+    """An evaluation of which each event costs so little that it uses up no time."""
+    net = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with memprof.track(path, sources=("cpu",), allowance_s=600.0, max_events=200_000):
+        small_operators(250_000)
+        for _ in range(5):
+            optimizer.zero_grad()
+            net(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+    first, second = of_kind(path, "window")
+    assert (first["end"], first["in_step"]) == ("max_events", True)
+    assert (second["reason"], second["end"]) == ("start", "stop")
+    assert second["last_step"] - second["first_step"] >= 3
+
+
 @pytest.fixture
 def inside(monkeypatch):
     """The tables and the sources of the recording that begins next."""
