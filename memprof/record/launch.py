@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
         if note is not None:
             note()
         tracker.failed(error)
-        tracker.stop(status_of(error), error)
+        tracker.stop(status_of(error), error, is_over=True)
         say = partial(say_what_next, tracker, quiet=quiet)
         if isinstance(error, SystemExit):
             say()
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> None:
         raise
     if note is not None:
         note()
-    tracker.stop()
+    tracker.stop(is_over=True)
     say_what_next(tracker, quiet=quiet)
 
 

@@ -271,15 +271,15 @@ class Session:
             )
             self._survivor_watch.open(self._searched_sources, loop_watch.label_of)
 
-    def close(self, status: str) -> None:
+    def close(self, status: str, *, is_over: bool = False) -> None:
         """End the window, remove every hook, stop the thread, write the footer.
 
-        A part of this that fails is logged and left out.
+        A part of this that fails is logged and left out. ``is_over``: the program is.
         """
         with self._lock:
             if self._is_open:
                 began_us = thread_us()
-                self._guard(self._close_torch)
+                self._guard(lambda: self._close_torch(is_over=is_over))
                 self._count_hook(began_us)
             self._is_open = False
             if "torch" not in sys.modules:
@@ -323,7 +323,7 @@ class Session:
         if self._exports is not None:
             self._exports.close()
 
-    def _close_torch(self) -> None:
+    def _close_torch(self, *, is_over: bool) -> None:
         self._write_late_ooms()
         self._close_boundaries()  # may end a last step
         if self._last_step > self._counted_step:
@@ -338,7 +338,7 @@ class Session:
             if self.recording.grow():
                 self._write_header()
             # The job's own names are still there.
-            self.meter.hook(self._search(lambda lookout: lookout.close()))
+            self.meter.hook(self._search(lambda lookout: lookout.close(is_over=is_over)))
         finally:
             self._close_lookout()
             self.recording.close()

@@ -215,10 +215,13 @@ class Tracker:
             _active = self
         return self
 
-    def stop(self, status: str = "ok", error: BaseException | None = None) -> None:
+    def stop(
+        self, status: str = "ok", error: BaseException | None = None, *, is_over: bool = False
+    ) -> None:
         """End the recording; safe to call twice, and in a forked child.
 
-        ``error`` is the exception that ends what was recorded.
+        ``error`` is the exception that ends what was recorded. ``is_over``: the program is, so that
+        the last look for holders may take its time.
         """
         global _active  # noqa: PLW0603
         if self._standby is not None:
@@ -230,7 +233,7 @@ class Tracker:
                 return
             try:
                 with _ended_by(error):
-                    self._end(status)
+                    self._end(status, is_over=is_over)
             except BaseException as reason:  # Ctrl-C too leaves no hook behind
                 self._abandon()
                 if is_of_signal(reason):
@@ -341,19 +344,19 @@ class Tracker:
     def _path_of_rank(self) -> str:
         return path_of_rank(self._path, Rank.of(os.environ).rank)
 
-    def _end(self, status: str) -> None:
+    def _end(self, status: str, *, is_over: bool) -> None:
         atexit.unregister(self._at_exit)
         if self._watch is not None:
             self._watch.stop()
         if self._session is not None and self._pid == os.getpid():
-            self._session.close(status)
+            self._session.close(status, is_over=is_over)
 
     def _at_exit(self) -> None:
         if self._pid == os.getpid():
             error = _uncaught()
             if error is not None:
                 self.failed(error)
-            self.stop(status_of(error), error)
+            self.stop(status_of(error), error, is_over=True)
 
     def disown(self) -> None:
         """In a forked child: leave the parent's file alone and take every hook away."""

@@ -72,10 +72,15 @@ class SurvivorWatch:
         """When new tensors are not seen any more for a while."""
         self._guard(lambda survivors: survivors.window_ended(self._step), freed=True)
 
-    def close(self, *, quietly: bool = False) -> None:
-        """A last look, unless ``quietly``; leaves nothing behind. Safe to call twice."""
+    def close(self, *, quietly: bool = False, is_over: bool = False) -> None:
+        """A last look, unless ``quietly``; leaves nothing behind. Safe to call twice.
+
+        ``is_over``: the program is, so that the look holds nobody up.
+        """
         if not quietly:
-            self._guard(lambda survivors: survivors.last_look(self._step), freed=True)
+            self._guard(
+                lambda survivors: survivors.last_look(self._step, is_over=is_over), freed=True
+            )
         if self._collections is not None:
             self._collections.close()
         self._begin = self._survivors = self._collections = None

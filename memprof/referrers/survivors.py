@@ -52,7 +52,9 @@ _SCAN_BLOCK_S = 1.5e-8
 GRAPH_S = 0.3
 """The longest that a search for the tensor may take that a growing graph hangs on."""
 LAST_S = 0.5
-"""The longest that the last look may take, at which nothing can be left for later …"""
+"""The longest that the last look may take, at which nothing can be left for later; …"""
+AT_EXIT_S = 1.0
+"""… the same where the program is over, of which only the end comes later so …"""
 _AFTER_SEARCH = 0.1
 """… and the share of it that is left for what follows its search: to let go of the list of all
 objects, and the scan for graphs."""
@@ -212,12 +214,14 @@ class Survivors:
         self._spent_s += time.thread_time() - began_s
         return announcements
 
-    def last_look(self, step: int) -> list[Announcement]:
+    def last_look(self, step: int, *, is_over: bool = False) -> list[Announcement]:
         """At the end of the recording: also who holds the largest bytes that nothing explains.
 
-        All that was put off is searched for now, as far as it can be in half a second.
+        All that was put off is searched for now, as far as it can be in half a second; in a second
+        where the program ``is_over``.
         """
-        ends_s = time.thread_time() + LAST_S
+        longest_s = AT_EXIT_S if is_over else LAST_S
+        ends_s = time.thread_time() + longest_s
         with quiet():
             growing = self._growing(step)
             is_cheap = self._searches.is_cheap()  # else what is known of them was told
@@ -236,7 +240,7 @@ class Survivors:
                 if (source.device, one.stack) not in growing_keys
             ]
             quarries = [_quarry(*pair) for pair in (*fresh, *resting)]
-            left_s = ends_s - time.thread_time() - _AFTER_SEARCH * LAST_S
+            left_s = ends_s - time.thread_time() - _AFTER_SEARCH * longest_s
             self._searches.begin(quarries, max(0.0, left_s))
             answers = self._searches.take()
         holders = {(one.device, one.suspect.stack): chains for one, chains in answers}

@@ -25,9 +25,9 @@ class Framework:
 looks, holders, notes = [], [], []
 look = Survivors.last_look
 
-def timed(self, step):
+def timed(self, step, **options):
     began = time.thread_time()
-    told = look(self, step)
+    told = look(self, step, **options)
     looks.append(time.thread_time() - began)
     return told
 

@@ -38,6 +38,8 @@ RECORD = """
 import sys
 from pathlib import Path
 from tests.rules.recorded import record
+from tests.unhurried import lift_limits
+lift_limits()
 record(program, Path(sys.argv[1]))
 """
 Program = Callable[[], "Step | TraceBuilder | tuple[TraceBuilder, ...] | Recording"]
