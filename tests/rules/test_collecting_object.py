@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sched
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 
-from tests.rules.recorded import findings_of
+from tests.rules.recorded import findings_of, findings_of_fork
 
 WIDTH = 64
+VARIATIONAL = Path(__file__).with_name("site-packages") / "variational/__init__.py"
 
 
 def fires():
@@ -88,24 +91,26 @@ def test_what_hands_things_to_a_metric_is_the_line_that_should_empty_it(tmp_path
     assert "`precision.reset()`" in remedy.why
 
 
-def test_a_container_that_looks_saw_grow_is_named_with_the_line_that_runs(tmp_path, library):
-    """An optimizer for each parameter, of which a guide makes new ones in every step."""
+def a_guide_of_ever_new_parameters():
+    """A library that gives each parameter an optimizer; a guide makes new ones in every step."""
+    spec = importlib.util.spec_from_file_location("variational", VARIATIONAL)
+    variational = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(variational)
+    optimizers = variational.Optimizers()
+    inference = variational.Inference(
+        lambda number: [torch.nn.Parameter(torch.ones(WIDTH, WIDTH))], optimizers
+    )
 
-    def program():
-        variational = library("variational")
-        optimizers = variational.Optimizers()
-        inference = variational.Inference(
-            lambda number: [torch.nn.Parameter(torch.ones(WIDTH, WIDTH))], optimizers
-        )
+    def step(number):
+        inference.step(number)
 
-        def step(number):
-            inference.step(number)
+    return step
 
-        return step
 
-    found = findings_of(program, tmp_path / "run.json")
+def test_a_container_that_looks_saw_grow_is_named_with_the_line_that_runs(tmp_path):
+    found = findings_of_fork(a_guide_of_ever_new_parameters, tmp_path / "run.json")
     remedies = [remedy for one in found for remedy in one.remedies]
-    remedy = next(one for one in remedies if one.rule == "collecting-object")
-    assert remedy.fix == "clear_container"
+    remedy = next(one for one in remedies if "becomes longer as line" in one.why)
+    assert (remedy.rule, remedy.fix) == ("collecting-object", "clear_container")
     assert remedy.code == "inference.step(number)"
     assert remedy.why.startswith("`optimizers.of_parameter` (")
