@@ -27,9 +27,9 @@ look = Survivors.last_look
 
 def timed(self, step, **options):
     began = time.thread_time()
-    told = look(self, step, **options)
+    announcements = look(self, step, **options)
     looks.append(time.thread_time() - began)
-    return told
+    return announcements
 
 Survivors.last_look = timed
 gc.disable()  # so cycles stay
@@ -64,11 +64,11 @@ def test_the_last_look_takes_less_than_half_a_second(objects: int, tmp_path: Pat
 
     Nothing explains the cycles, so that each look takes as long as it may.
     """
-    told = last_looks(objects, tmp_path / "run")
-    assert len(told["looks_s"]) == 3
-    assert min(told["looks_s"]) < 0.5
+    measured = last_looks(objects, tmp_path / "run")
+    assert len(measured["looks_s"]) == 3
+    assert min(measured["looks_s"]) < 0.5
     kept = "list `kept` (7 items), global `kept` of __main__"
-    assert any(kept in holders for holders in told["holders"])
+    assert any(kept in holders for holders in measured["holders"])
     if objects == 1_500_000:  # the whole heap is too large
-        assert [len(notes) for notes in told["notes"]] == [1, 1, 1]
-        assert all(one.startswith(NOT_SEARCHED) for (one,) in told["notes"])
+        assert [len(notes) for notes in measured["notes"]] == [1, 1, 1]
+        assert all(one.startswith(NOT_SEARCHED) for (one,) in measured["notes"])

@@ -16,6 +16,7 @@ from memprof.records import Record, StepColumns
 from memprof.rules.finding import RuleFinding
 from memprof.rules.ranked_findings import findings
 from memprof.testing import TraceBuilder, write_run
+from memprof.views.examination import examine
 from tests import forks
 
 Step = Callable[[int], None]
@@ -89,6 +90,12 @@ def record(program: Program, path: Path, steps: int = 16) -> None:
         if not isinstance(job, Recording):
             job = Recording(job if isinstance(job, tuple) else (job,))
         job.write(path)
+
+
+def peak_of(path: Path) -> int:
+    """The peak of allocated bytes in a recording of one device."""
+    (device,) = examine(load(path)).devices
+    return device.peak_allocated
 
 
 def names(program: Program, path: Path) -> list[str]:

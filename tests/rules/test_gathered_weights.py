@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from memprof.loading import load
-from memprof.views.examination import examine
-from tests.rules.recorded import findings_of, names
+from tests.rules.recorded import findings_of, names, peak_of
 
 ROWS, KINDS, WIDTH = 2000, 8, 32
 
@@ -114,13 +112,8 @@ def test_what_it_promises_is_what_the_change_saves(tmp_path):
     found = findings_of(fires, tmp_path / "run.json")
     (one,) = [finding for finding in found if finding.rule == "gathered-weights"]
     findings_of(lambda: training(Together), tmp_path / "fixed.json")
-    before, after = (peak(tmp_path / name) for name in ("run.json", "fixed.json"))
+    before, after = (peak_of(tmp_path / name) for name in ("run.json", "fixed.json"))
     assert one.remedies[0].saves_bytes == pytest.approx(before - after, rel=0.1)
-
-
-def peak(path):
-    (device,) = examine(load(path)).devices
-    return device.peak_allocated
 
 
 def test_nothing_is_said_where_the_copies_are_needed_or_are_none(tmp_path):

@@ -43,7 +43,7 @@ class GrownByConcatenation(GrowthRule[Concatenation]):
         for place in on_the_way(case):
             name = grown_by_concatenation(place)
             if name:
-                return Concatenation(place, name, newest_read(case.programs, place, name))
+                return Concatenation(place, name, newest_read(case.everywhere, place, name))
         return None
 
     def advice(self, cause: Concatenation, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the statement says all

@@ -14,7 +14,7 @@ from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.program import Place, called_name, own_calls
 from memprof.source_code.scopes import reads_of
 from memprof.source_code.values import values_of
-from memprof.trace import Category, Phase
+from memprof.trace import Phase
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Window
 
@@ -141,12 +141,13 @@ def _lines_of_products(place: Place, name: str) -> tuple[int, ...]:
 def _bytes_of_source(window: Window, row: int, place: Place, source: ast.expr) -> int:
     """Bytes of what is gathered from, or more; 0 where that is not known.
 
-    Of an attribute it is not known which parameter it is: the largest will do.
+    Of an attribute it is not known which tensor it is: the largest of a model, or of those that
+    were there before the step, will do.
     """
     lives = window.lives
     there = (lives.alloc < lives.alloc[row]) & (lives.free > lives.alloc[row])
     if isinstance(source, ast.Attribute):
-        there &= window.category == Category.PARAMETER
+        there &= window.has_owner | (window.made_in < window.made_in[row])
         return int(lives.requested[there].max(initial=0))
     values = list(values_of(place, source.id)) if isinstance(source, ast.Name) else []
     if len(values) != 1 or values[0] is None:

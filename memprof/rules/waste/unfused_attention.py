@@ -147,8 +147,8 @@ class UnfusedAttention(WasteRule[AttentionScores]):
         )
         if match.is_switchable:
             why += (
-                ' The model was told to make them: by `attn_implementation="eager"`, or by '
-                "`output_attentions=True`, which nothing reads."
+                ' Its model makes them where `attn_implementation="eager"` or '
+                "`output_attentions=True` asks for them."
             )
         if match.stays_unfused:
             why += " On a card: on a CPU torch makes them all the same where dropout is on."
@@ -387,7 +387,8 @@ def _has_switch(filename: str) -> bool:
 def _reads_weights(window: Window) -> bool:
     """Whether the program reads what a model returns of its attention."""
     return any(
-        isinstance(node, ast.Attribute) and node.attr in _WEIGHTS
+        (isinstance(node, ast.Attribute) and node.attr in _WEIGHTS)
+        or (isinstance(node, ast.Constant) and node.value in _WEIGHTS)  # outputs["attentions"]
         for program in window.programs
         for node in ast.walk(program.tree)
     )
