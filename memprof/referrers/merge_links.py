@@ -72,8 +72,10 @@ def _join_module(links: list[Link], at: int) -> tuple[Link | None, int]:
         return None, 0
     name = ".".join(path)
     # The methods of the object that the chain's name is for, and of the innermost, which has what
-    # follows: a program may call those of either.
-    releases = tuple(sorted({*first.releases, *links[at - 1].releases}))
+    # follows: a program may call those of either. What both have empties the inner one through the
+    # outer one, as `MetricCollection.reset` does; its `clear` and `pop` take out whole metrics.
+    outer, inner_ones = set(first.releases), set(links[at - 1].releases)
+    releases = tuple(sorted(outer & inner_ones or outer | inner_ones))
     return Link(kind, name, first.type_name, filename, releases=releases), at - start
 
 

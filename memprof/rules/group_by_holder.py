@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from memprof.records import Finding, Holder
-from memprof.reference_chain import LinkKind
+from memprof.reference_chain import CYCLES, LinkKind, largest_container
 from memprof.rules.growing_groups import GrowingGroup
 from memprof.rules.same_holder import holder_key
 from memprof.rules.successive_looks import holders_of
@@ -56,8 +56,11 @@ def held_by(findings: Iterable[Finding], device: str) -> dict[int, tuple[Holder,
         if finding.finding == "holders" and finding.device == device and finding.holders:
             earlier = looks.setdefault(finding.stack, [])
             first = finding.holders[0]
+            # An earlier look knew more: the job's names may be gone at the end.
             if earlier and (not first.is_named or _is_of_passing_call(first)):
-                continue  # an earlier look knew more: the job's names may be gone at the end
+                continue
+            if earlier and _is_left_over(first, earlier[-1].holders[0]):
+                continue
             earlier.append(finding)
     return {stack: holders_of(of_stack) for stack, of_stack in looks.items()}
 
@@ -66,6 +69,25 @@ def _is_of_passing_call(holder: Holder) -> bool:
     """Whether a variable of a library's function has it, which ran when the job was looked at."""
     root = holder.links[0]
     return root.kind == LinkKind.LOCAL and frame_kind(root.filename) is not FrameKind.USER
+
+
+def _is_left_over(holder: Holder, earlier: Holder) -> bool:
+    """Whether a cycle has, now that a name is gone, the container that an earlier look saw there.
+
+    The name is what kept it while it grew: ``service.answers``, where a thread of ``service.pool``
+    knows the service.
+    """
+    root, root_before = holder.links[0].kind, earlier.links[0].kind
+    if root not in CYCLES or root_before in CYCLES or not earlier.is_named:
+        return False
+    container = _container(holder)
+    return container is not None and container == _container(earlier)
+
+
+def _container(holder: Holder) -> tuple[str, str] | None:
+    """What has the largest container of a chain, by its name and type; None without one."""
+    at = largest_container(holder.links)
+    return (holder.links[at - 1].name, holder.links[at - 1].type_name) if at else None
 
 
 def clusters(

@@ -77,6 +77,37 @@ def test_parameters_buffers_and_attributes_of_modules_have_dotted_names() -> Non
     ]
 
 
+class Scores(torch.nn.ModuleDict):
+    """It has `clear` and `pop`, as every module dict, and empties what is in it by `reset`."""
+
+    def reset(self) -> None:
+        for score in self.values():
+            score.reset()
+
+
+class Score(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: list[torch.Tensor] = [torch.ones(5)]
+
+    def reset(self) -> None:
+        self.values = []
+
+
+@pytest.mark.parametrize(
+    ("outer", "releases"),
+    [(Scores, ("reset",)), (torch.nn.ModuleDict, ("clear", "pop", "reset"))],
+)
+def test_a_modules_path_has_the_ways_out_of_both_of_its_ends(
+    outer: type[torch.nn.ModuleDict], releases: tuple[str, ...]
+) -> None:
+    KEPT["scores"] = scores = outer({"one": Score()})
+    value = scores["one"].values[0]
+    del scores
+    link = below(holders(value)[0])[0]
+    assert (link.name, link.releases) == ("one.values", releases)
+
+
 def test_optimizer_state_is_told_by_its_name() -> None:
     net = torch.nn.Linear(2, 2)
     KEPT["opt"] = opt = torch.optim.Adam(net.parameters())

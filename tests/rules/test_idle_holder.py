@@ -124,6 +124,14 @@ def test_a_waiting_thread_is_told_to_drop_its_name(tmp_path):
     assert "`del job` at the end of the loop's body" in one.remedies[0].why
 
 
+def test_what_a_thread_keeps_among_others_is_no_job_that_it_forgot(tmp_path):
+    """The main thread waits for an answer; the service that it asks stores all of them."""
+    thread = Link(LinkKind.THREAD, "MainThread", "thread")
+    answers = Link(LinkKind.ATTRIBUTE, "answers", "Service")
+    item = Link(LinkKind.ITEM, "7", "dict", "/home/user/serve.py", 31, length=9)
+    assert idle(held_by(thread, local("service"), answers, item), tmp_path) == []
+
+
 @pytest.mark.parametrize(
     ("link", "fix"),
     [

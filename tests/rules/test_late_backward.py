@@ -46,3 +46,24 @@ def test_the_statement_that_collects_the_losses_is_named(tmp_path):
     )
     assert found.match.passes == 4
     assert found.remedies[0].code == "losses.append(net(torch.randn(256, 64)).square().mean())"
+
+
+def one_entry_for_each_task():
+    net = model()
+
+    def step(number):
+        parts = {}
+        for task in range(4):
+            parts[task] = net(torch.randn(256, 64)).square().mean()
+        total = sum(parts.values())
+        total.backward()
+        net.zero_grad()
+
+    return step
+
+
+def test_losses_in_a_dict_with_an_entry_for_each_turn_are_added_up_as_well(tmp_path):
+    found = findings_of(one_entry_for_each_task, tmp_path / "run.json")
+    found = next(one for one in found if one.rule == "late-backward")
+    assert found.match.passes == 4
+    assert found.remedies[0].code == "parts[task] = net(torch.randn(256, 64)).square().mean()"

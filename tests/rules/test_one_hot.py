@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memprof.rules.waste.one_hot import picking_statement
+from memprof.rules.waste.one_hot import Use, multiplying_product, picking_statement
 from memprof.source_code.program import program_of
 from tests.rules.recorded import findings_of
 
@@ -64,6 +64,54 @@ def test_the_table_its_copy_and_the_product_go_with_it(tmp_path):
 )
 def test_only_a_sum_of_a_product_picks(code, picks, place_of_first):
     assert isinstance(picking_statement(place_of_first(code)), ast.stmt) is picks
+
+
+def adds_rows_up():
+    rows, index = torch.randn(ROWS, 8), torch.arange(ROWS) % 16
+
+    def step(number):
+        table = F.one_hot(index, CLASSES).to(rows.dtype)
+        (table.t() @ rows).sum().item()
+
+    return step
+
+
+def test_a_table_that_a_product_adds_rows_up_by_goes_with_its_copy(tmp_path):
+    found = findings_of(adds_rows_up, tmp_path / "run.json")
+    (found,) = [one for one in found if one.rule == "one-hot"]
+    assert found.bytes == ROWS * CLASSES * (8 + 4)
+    (only,) = found.remedies
+    instead = "rows.new_zeros(CLASSES, rows.size(-1)).index_add(0, index, rows)"
+    assert (only.fix, only.typed) == ("class_indices", instead)
+
+
+@pytest.mark.parametrize(
+    ("code", "use", "instead"),
+    [
+        ("y = F.one_hot(t, n).float() @ q", Use.SELECTS, "q[t]"),
+        ("y = torch.mm(F.one_hot(t, n).to(q), q)", Use.SELECTS, "q[t]"),
+        ("a = F.one_hot(t, n)\ny = a.float().T.mm(q)", Use.ADDS, None),
+        ("a = F.one_hot(t, num_classes=n).to(q)\ny = a.transpose(0, 1) @ q", Use.ADDS, None),
+        ("a = F.one_hot(t, n).to(q)\ny = a.T.mT @ q", Use.SELECTS, "q[t]"),
+    ],
+)
+def test_a_product_takes_rows_or_adds_them_up(code, use, instead, place_of_first):
+    product = multiplying_product(place_of_first(code))
+    expected = instead or "q.new_zeros(n, q.size(-1)).index_add(0, t, q)"
+    assert (product.use, product.instead) == (use, expected)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "a = F.one_hot(t, n)\ny = a.float() @ q\nkeep(a)",
+        "a = F.one_hot(t, n)\ny = q @ a.float()",
+        "a = F.one_hot(t, n) * 2\ny = a.float() @ q",
+        "a = F.one_hot(t, n)\ny = net(a.float()) @ q",
+    ],
+)
+def test_another_use_of_a_table_is_no_product_of_it_alone(code, place_of_first):
+    assert multiplying_product(place_of_first(code)) is None
 
 
 @pytest.fixture

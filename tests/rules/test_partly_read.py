@@ -67,6 +67,23 @@ def scores_of_letters():
     return step
 
 
+def scores_of_letters_later():
+    """A step ends between the logits and what is computed of them, as one that a call ends does."""
+    decoder = Decoder()
+
+    @torch.no_grad()
+    def turns():
+        while True:
+            logits = decoder(torch.randint(WORDS, (ROWS, POSITIONS)))
+            yield
+            scores = torch.log_softmax(logits.float(), dim=-1)
+            scores[:, -1, LETTERS].argmax(dim=-1).tolist()
+            del logits, scores
+
+    running = turns()
+    return lambda number: next(running)
+
+
 def scores_over_positions():
     """The same, but each of them depends on all positions."""
     decoder = Decoder()
@@ -99,9 +116,10 @@ def test_the_part_may_be_written_first(tmp_path):
 
 
 def test_what_is_computed_of_each_position_by_itself_is_followed_to_the_part(tmp_path):
-    (found, *_) = findings_of(scores_of_letters, tmp_path / "run.json")
-    assert (found.rule, found.minor) == ("partly-read", False)
-    assert found.match.part.text == "scores[:, -1, LETTERS]"
+    for program in (scores_of_letters, scores_of_letters_later):
+        (found, *_) = findings_of(program, tmp_path / f"{program.__name__}.json")
+        assert (found.rule, found.minor) == ("partly-read", False)
+        assert found.match.part.text == "scores[:, -1, LETTERS]"
     rules = {one.rule for one in findings_of(scores_over_positions, tmp_path / "other.json")}
     assert "partly-read" not in rules
 

@@ -76,7 +76,9 @@ def _sum_of_losses(place: Place) -> Place | None:
         return None
     names_in_backward = _flows_into_backward(place.scope, loop.end_lineno or 0)
     for statement in ast.walk(loop):
-        if isinstance(statement, ast.stmt) and _collecting(statement) in names_in_backward:
+        if not isinstance(statement, ast.stmt):
+            continue
+        if (_collecting(statement) or _keyed_by(loop, statement)) in names_in_backward:
             return place.program.place(statement)
     return None
 
@@ -117,6 +119,18 @@ def _flows_into_backward(scope: ast.AST, line: int) -> set[str]:
         if any(isinstance(t, ast.Name) and t.id in names for t in bound_names(node)):
             names |= loaded_names(node.value)
     return names
+
+
+def _keyed_by(loop: ast.AST, statement: ast.stmt) -> str:
+    """``parts`` of ``parts[task] = loss``, in a loop that goes over the tasks; else empty."""
+    if not isinstance(loop, (ast.For, ast.AsyncFor)) or not isinstance(statement, ast.Assign):
+        return ""
+    turns = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
+    for target in bound_names(statement):
+        is_entry = isinstance(target, ast.Subscript) and bool(loaded_names(target.slice) & turns)
+        if is_entry and not is_partly_cut(statement.value):
+            return root_name(target)
+    return ""
 
 
 def _collecting(statement: ast.stmt) -> str:

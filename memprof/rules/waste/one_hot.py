@@ -1,9 +1,11 @@
-"""one-hot: a table of zeros and ones picks a value per row, where the indices would do."""
+"""one-hot: a table of zeros and ones picks values, or adds rows up, where the indices would do."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 
@@ -11,53 +13,103 @@ from memprof.rules.case import Case
 from memprof.rules.large_tensor import LargeTensor, large_tensor
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.program import Place, assigned, bound_names, called_name, calls_in
+from memprof.source_code.verbs import CONVERTING
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
 
-__all__ = ["RULE", "picking_statement"]
+__all__ = ["RULE", "Use", "multiplying_product", "picking_statement"]
 
 _MAKER = "one_hot"
 _NARROWER = (1, 2, 4)
 """By which a copy in a floating type is smaller than the table of int64."""
+_COPYING = frozenset((*CONVERTING, "bfloat16", "half", "type_as"))
+"""Methods that give a table another type."""
+_TURNING = frozenset(("T", "mT", "permute", "t", "transpose"))
+"""Attributes and methods that turn a matrix, without a copy."""
+_PRODUCTS = frozenset(("matmul", "mm"))
 
 
-class OneHot(WasteRule[Match]):
+class Use(Enum):
+    """What a program does with a one-hot table that the indices do as well."""
+
+    PICKS = "picks one value of each row"
+    """It is multiplied value by value, and summed."""
+    SELECTS = "a product of matrices takes rows by"
+    """``table @ x``: one row of x for each row of the table."""
+    ADDS = "a product of matrices adds rows up by"
+    """``table.T @ x``: the rows of x that have the same class."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Product:
+    """The product of matrices that reads a table."""
+
+    statement: ast.stmt
+    use: Use
+    instead: str
+    """What computes the same, as a person would type it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OneHotTable(Match):
+    """What it is there for."""
+
+    use: Use = Use.PICKS
+    instead: str = ""
+
+
+class OneHot(WasteRule[OneHotTable]):
     """`(F.one_hot(target, classes) * log_p).sum(-1)`: a dense table for one value of each row."""
 
     name = "one-hot"
-    summary = "a dense one-hot table is multiplied and summed to pick one value of each row"
+    summary = "a dense one-hot table is multiplied, to pick values or rows or to add them up"
     fixes = ("class_indices",)
 
-    def matches(self, window: Window) -> Iterator[Match]:
-        """The large tensor of the peak, made by `one_hot` and only summed after a product."""
+    def matches(self, window: Window) -> Iterator[OneHotTable]:
+        """The large tensor of the peak, made by `one_hot` and read by a product alone."""
         large = large_tensor(window)
         if large is None or large.place is None:
             return
         picking = picking_statement(large.place)
-        if picking is None:
+        product = multiplying_product(large.place) if picking is None else None
+        reading = product.statement if product is not None else picking
+        if reading is None:
             return
-        rows = _made_for(window, large, picking)
+        rows = _made_for(window, large, reading)
         there = rows[window.at_peak[rows]]
-        yield Match(
+        yield OneHotTable(
             row=large.row,
             rows=there,
             nbytes=int(window.lives.size[there].sum()),
             saving=window.replayed(window.whole(rows)),
+            use=product.use if product is not None else Use.PICKS,
+            instead=product.instead if product is not None else "",
         )
 
-    def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same
+    def title(self, match: OneHotTable) -> str:
         """Say what they are, and what for."""
-        return "are a one-hot table that picks one value of each row, and what is made of it"
+        if match.use is Use.PICKS:
+            return "are a one-hot table that picks one value of each row, and what is made of it"
+        return f"are a one-hot table that {match.use.value}"
 
-    def advice(self, match: Match, case: Case) -> Iterator[Advice]:
+    def advice(self, match: OneHotTable, case: Case) -> Iterator[Advice]:
         """Give the indices themselves."""
-        why = (
-            f"{format_bytes(match.nbytes)} of zeros and ones are made to pick one value of each "
-            "row: `F.cross_entropy` takes the indices, and so does "
-            "`x.gather(-1, index[..., None])`; `scatter_add` sums these for each class, and "
-            "`bincount` counts."
-        )
-        yield Advice("class_indices", why, case.site)
+        nbytes = format_bytes(match.nbytes)
+        if match.use is Use.PICKS:
+            why = (
+                f"{nbytes} of zeros and ones are made to pick one value of each row: "
+                "`F.cross_entropy` takes the indices, and so does "
+                "`x.gather(-1, index[..., None])`; `scatter_add` sums these for each class, and "
+                "`bincount` counts."
+            )
+        elif match.use is Use.SELECTS:
+            why = f"{nbytes} of zeros and ones take rows by a product: an index takes them."
+        else:
+            why = (
+                f"{nbytes} of zeros and ones add up the rows of each class by a product: "
+                "`index_add` adds them by their indices."
+            )
+        yield Advice("class_indices", why, case.site, typed=match.instead)
 
 
 def picking_statement(place: Place) -> ast.stmt | None:
@@ -87,6 +139,76 @@ def picking_statement(place: Place) -> ast.stmt | None:
             at = place.program.at(product.lineno)
             return at.statement if at is not None else None
     return None
+
+
+def multiplying_product(place: Place) -> Product | None:
+    """The one product of matrices that reads the table which a statement makes, as its left side.
+
+    None where the function reads the table anywhere else.
+    """
+    makers = [call for call in calls_in(place.statement) if called_name(call) == _MAKER]
+    if len(makers) != 1:
+        return None
+    bound = bound_names(place.statement) if _is_plain(place, makers[0]) else []
+    names = {target.id for target in bound if isinstance(target, ast.Name)}
+    products: list[Product] = []
+    for node in ast.walk(place.scope):
+        left, right = _operands(node)
+        table, is_turned = _without_turns(left)
+        of_name = isinstance(table, ast.Name) and table.id in names
+        at = place.program.at(getattr(node, "lineno", 0)) if right is not None else None
+        if at is not None and right is not None and (of_name or table is makers[0]):
+            use = Use.ADDS if is_turned else Use.SELECTS
+            products.append(Product(at.statement, use, _instead(makers[0], right, use)))
+    loads = [
+        node
+        for node in ast.walk(place.scope)
+        if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load)
+    ]
+    return products[0] if len(products) == 1 and len(loads) == bool(names) else None
+
+
+def _instead(maker: ast.Call, rows: ast.expr, use: Use) -> str:
+    """``x[index]``, or ``x.new_zeros(…).index_add(0, index, x)``, in the program's own words."""
+    given = [*maker.args, *(one.value for one in maker.keywords)]
+    index = ast.unparse(given[0]) if given else "index"
+    x = ast.unparse(rows)
+    if use is Use.SELECTS:
+        return f"{x}[{index}]"
+    classes = ast.unparse(given[1]) if len(given) > 1 else "classes"
+    return f"{x}.new_zeros({classes}, {x}.size(-1)).index_add(0, {index}, {x})"
+
+
+def _is_plain(place: Place, maker: ast.Call) -> bool:
+    """Whether a statement binds a name to the table itself, in another type perhaps."""
+    statement = place.statement
+    value = statement.value if isinstance(statement, ast.Assign) else None
+    return _without_turns(value)[0] is maker
+
+
+def _operands(node: ast.AST) -> tuple[ast.expr | None, ast.expr | None]:
+    """``a`` and ``b`` of ``a @ b``, ``a.mm(b)`` or ``torch.mm(a, b)``; None of other expressions."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+        return node.left, node.right
+    if not isinstance(node, ast.Call) or called_name(node) not in _PRODUCTS:
+        return None, None
+    if len(node.args) == 1 and isinstance(node.func, ast.Attribute):
+        return node.func.value, node.args[0]
+    return (node.args[0], node.args[1]) if len(node.args) > 1 else (None, None)
+
+
+def _without_turns(value: ast.expr | None) -> tuple[ast.expr | None, bool]:
+    """A value without what turns it or gives it another type; whether it was turned."""
+    is_turned = False
+    while True:
+        function = value.func if isinstance(value, ast.Call) else value
+        if not isinstance(function, ast.Attribute):
+            return value, is_turned
+        if function.attr in _TURNING:
+            is_turned = not is_turned
+        elif function.attr not in _COPYING:
+            return value, is_turned
+        value = function.value
 
 
 def _summed(total: ast.Call, place: Place) -> ast.BinOp | None:
@@ -120,14 +242,18 @@ def _made_for(window: Window, large: LargeTensor, picking: ast.stmt) -> Ints:
     table &= lives.requested == lives.requested[large.row]
     products = [node for node in ast.walk(picking) if isinstance(node, ast.BinOp)]
     computes = any(
-        called_name(call) not in {_MAKER, "float", "to", "type", "type_as", "half", "bfloat16"}
+        called_name(call) not in {_MAKER, *_COPYING, *_TURNING, *_PRODUCTS}
         for product in products
         for call in ast.walk(product)
         if isinstance(call, ast.Call)
     )
     if place is None or computes:
         return np.flatnonzero(table)
-    lines = {*range(picking.lineno, (picking.end_lineno or picking.lineno) + 1)}
+    lines = {
+        line
+        for one in (place.statement, picking)
+        for line in range(one.lineno, (one.end_lineno or one.lineno) + 1)
+    }
     own = [
         row
         for row, frame in enumerate(window.owners.sites.frames)

@@ -100,7 +100,8 @@ class PartlyReadResult(WasteRule[PartlyRead]):
 def _made_by_layer(window: Window, large: LargeTensor) -> int:
     """The row of what a layer made that the large tensor was computed of; -1 for none."""
     lives = window.lives
-    alike = window.at_peak & ~window.has_owner & (lives.alloc < lives.alloc[large.row])
+    last = lives.alloc[large.there].max(initial=lives.alloc[large.row])
+    alike = window.at_peak & ~window.has_owner & (lives.alloc < last)
     alike &= lives.requested == lives.requested[large.row]
     rows = np.flatnonzero(alike).tolist()
     return next((row for row in reversed(rows) if _is_by_linear(window.stack(row))), -1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from memprof.chain_description import shortened
 from memprof.records import Finding, Holder, Site
-from memprof.reference_chain import LinkKind
+from memprof.reference_chain import LinkKind, largest_container
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
 from memprof.rules.long_lived_tensors import advice_on_long_lived
@@ -93,8 +93,15 @@ def _searches(examination: Examination, device: DeviceExamination) -> list[Findi
     return [
         one
         for one in resident_searches(examination, device, _LEAST_SHARE)
-        if one.holders[0].kind in _IDLE and not _is_under_way(one.holders[0])
+        if one.holders[0].kind in _IDLE
+        and not _is_under_way(one.holders[0])
+        and not _is_stored(one.holders[0])
     ]
+
+
+def _is_stored(holder: Holder) -> bool:
+    """Whether a waiting thread has it among others in a container, and in no name for one job."""
+    return holder.kind is LinkKind.THREAD and largest_container(holder.links) is not None
 
 
 def _is_under_way(holder: Holder) -> bool:
