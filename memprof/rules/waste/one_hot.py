@@ -187,7 +187,7 @@ def _is_plain(place: Place, maker: ast.Call) -> bool:
 
 
 def _operands(node: ast.AST) -> tuple[ast.expr | None, ast.expr | None]:
-    """``a`` and ``b`` of ``a @ b``, ``a.mm(b)`` or ``torch.mm(a, b)``; None of other expressions."""
+    """``a`` and ``b`` of ``a @ b``, ``a.mm(b)`` or ``torch.mm(a, b)``; None of others."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
         return node.left, node.right
     if not isinstance(node, ast.Call) or called_name(node) not in _PRODUCTS:
