@@ -1,19 +1,27 @@
-"""Activations that are kept for gradients that nobody uses: where they begin, what they cost."""
+"""What is kept for gradients that nobody uses: they, their states, and the graph before them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from memprof.rules.rule import Match
 from memprof.source_code.given_data import is_given_data
 from memprof.trace import Category, Frame, Phase
 from memprof.views.owners import common_module
 from memprof.views.peak_without import Cuts
 from memprof.views.window import Ints, Window
 
-__all__ = ["graph_for_nothing", "line_of_its_own", "without_graph"]
+__all__ = [
+    "NeedlessTraining",
+    "graph_for_nothing",
+    "line_of_its_own",
+    "needless_training",
+    "without_graph",
+]
 
 
 class OwnGraph(NamedTuple):
@@ -23,6 +31,48 @@ class OwnGraph(NamedTuple):
     """In the order in which they were made; empty where all are needed."""
     called_at: Frame | None
     """The user's line from which they, and nothing that is trained, were called."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NeedlessTraining(Match):
+    """Gradients and states of modules that no step changes, and the graph that is kept for them."""
+
+    modules: str = ""
+    """The modules, as a person would name them."""
+    graph: int = 0
+    """Bytes at the peak of activations that are kept for these gradients alone."""
+
+    @property
+    def what(self) -> str:
+        """What of theirs is there."""
+        return "the graph, gradients and states" if self.graph else "gradients and states"
+
+
+def needless_training(window: Window, modules: set[int]) -> NeedlessTraining | None:
+    """What some modules have that they are not trained by, where another module is trained."""
+    learns = np.isin(window.category, (Category.GRADIENT, Category.OPTIMIZER_STATE))
+    trained = set(window.module[learns].tolist()) - modules - {0}
+    of_modules = np.isin(window.module, list(modules))
+    own = of_modules & (learns | (window.phase == Phase.BACKWARD))
+    if not trained or not (own & learns).any():
+        return None
+    graph = graph_for_nothing(window, modules, trained).rows
+    at_peak = own & learns & window.at_peak
+    at_peak[graph] = window.at_peak[graph]
+    if not at_peak.any():
+        return None
+    paths = window.owners.module.names
+    names = sorted(paths[module] for module in modules)
+    inside = np.zeros(len(window.lives), dtype=bool)
+    inside[graph] = True
+    return NeedlessTraining(
+        row=window.main_site(inside if len(graph) else at_peak),
+        rows=np.flatnonzero(at_peak),
+        nbytes=window.bytes_of(at_peak),
+        saving=window.replayed(without_graph(window, np.flatnonzero(own), graph)),
+        modules=f"`{common_module(names) or names[0]}`",
+        graph=int(window.lives.size[graph[window.at_peak[graph]]].sum()),
+    )
 
 
 def without_graph(window: Window, rows: Ints, graph: Ints) -> Cuts:
