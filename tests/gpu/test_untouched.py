@@ -209,6 +209,86 @@ def test_it_is_compiled_as_often_and_nothing_is_said(tmp_path, program, graphs):
     assert plain[0] == graphs
 
 
+AN_ORDINARY_JOB = """
+import sys, torch, memprof
+from contextlib import nullcontext
+import torch.distributed as dist
+from torch.nn import functional as F
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import checkpoint
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up = torch.nn.LayerNorm(64), torch.nn.Linear(64, 256)
+        self.down = torch.nn.Linear(256, 64)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = torch.nn.Embedding(512, 64)
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, ids):
+        x = self.words(ids)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x @ self.words.weight.T  # tied: two gradients meet
+
+dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+net = torch.nn.parallel.DistributedDataParallel(Net().cuda())
+
+def alone(_state, bucket):
+    future = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+net.register_comm_hook(None, alone)
+optimizer = torch.optim.AdamW(net.parameters(), foreach=True)
+ids = torch.zeros(8, 32, dtype=torch.long, device="cuda")
+
+def step():
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        logits = net(ids)
+    F.cross_entropy(logits.flatten(0, 1).float(), ids.flatten()).backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+def figures():
+    for _ in range(3):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_stats()
+        step()
+        after = torch.cuda.memory_stats()
+        count = after["allocation.all.allocated"] - before["allocation.all.allocated"]
+        print(torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved(), count)
+
+step()
+with memprof.track(sys.argv[1], allowance_s=60) if sys.argv[1] else nullcontext():
+    figures()
+figures()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_an_ordinary_job_has_the_peaks_and_allocations_of_every_step_that_it_has_alone(
+    tmp_path, monkeypatch, native
+):
+    """Autocast, checkpointing, tied weights, clipping, DDP's buckets, AdamW with `foreach`."""
+    monkeypatch.setenv("MEMPROF_NATIVE", native)
+    plain = outcome(AN_ORDINARY_JOB, "")
+    assert outcome(AN_ORDINARY_JOB, str(tmp_path / "run.json")) == plain
+    assert len(plain[0].splitlines()) == 6
+    (window,) = load(tmp_path / "run.json").device("cuda:0").windows
+    phases = {window.label(row).phase for row in window.events.label.tolist()}
+    assert {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER} <= phases
+
+
 ENDS_IN_A_THREAD = """
 import sys, threading, torch, memprof
 from contextlib import nullcontext

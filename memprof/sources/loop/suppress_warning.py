@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 
@@ -9,22 +10,19 @@ __all__ = ["silence"]
 
 
 def silence(message: str) -> Callable[[], None]:
-    """Ignore a ``UserWarning`` that begins with this pattern; returns what undoes it."""
-    warnings.filterwarnings("ignore", message=message, category=UserWarning)
-    entry = warnings.filters[0]
+    """Ignore a ``UserWarning`` that begins with this pattern; returns what undoes it.
+
+    The list of filters is changed and nobody is told: `warnings.filterwarnings` has Python forget
+    what it has warned of, and what the program was told once would be told again. What is ignored
+    is not remembered, so there is nothing to forget.
+    """
+    entry = ("ignore", re.compile(message, re.IGNORECASE), UserWarning, None, 0)
+    warnings.filters.insert(0, entry)  # type: ignore[attr-defined]
 
     def undo() -> None:
-        remaining = [f for f in warnings.filters if f is not entry]
-        if len(remaining) < len(
-            warnings.filters
-        ):  # else a `catch_warnings` has put the old list back
+        # A `catch_warnings` that has ended since has put a list back that is without it.
+        remaining = [one for one in warnings.filters if one is not entry]
+        if len(remaining) < len(warnings.filters):
             warnings.filters[:] = remaining  # type: ignore[index]
-            # Caches of what was warned of must be thrown away, which only this module can say.
-            warnings.simplefilter("ignore", category=_Never, append=True)
-            warnings.filters.pop()  # type: ignore[attr-defined]
 
     return undo
-
-
-class _Never(UserWarning):
-    """Raised by nobody."""
