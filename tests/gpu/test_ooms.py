@@ -285,7 +285,7 @@ def test_a_search_for_the_batch_size_has_a_record_of_each_failure(tmp_path, sour
 
 BEYOND_A_RESERVE = """
 import sys, torch, memprof
-with memprof.track(sys.argv[1], sources=("cuda",)):
+with memprof.track(sys.argv[1], sources=sys.argv[2:] or None):
     kept = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
     torch.empty(1039 << 20, dtype=torch.uint8, device="cuda")  # 1 GiB in whole pages of 20 MiB
     try:
@@ -299,10 +299,10 @@ with memprof.track(sys.argv[1], sources=("cuda",)):
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15),
     reason="needs a torch that has expandable_segments_reserve",
 )
-def test_a_request_beyond_the_reserve_of_its_segment_asks_for_no_larger_card(tmp_path):
+def test_a_request_beyond_the_reserve_of_its_segment_asks_for_no_larger_card(tmp_path, sources):
     setting = "expandable_segments:True,expandable_segments_reserve:1G"
     done = subprocess.run(
-        [sys.executable, "-c", BEYOND_A_RESERVE, str(tmp_path / "run.json")],
+        [sys.executable, "-c", BEYOND_A_RESERVE, str(tmp_path / "run.json"), *(sources or ())],
         env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": setting},
         capture_output=True,
         text=True,

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="needs torch and a CUDA device")
 MIB = 1 << 20
 
 
-def test_a_leak_is_told_early_and_within_a_tenth(tmp_path, monkeypatch):
+def test_a_leak_is_told_early_and_within_a_tenth(tmp_path, monkeypatch, sources):
     monkeypatch.setattr(summaries, "EVERY_US", 0)
     monkeypatch.setattr("memprof.record.session.FLUSH_IN_WINDOW_US", 0)
     torch.cuda.empty_cache()
@@ -29,7 +29,7 @@ def test_a_leak_is_told_early_and_within_a_tenth(tmp_path, monkeypatch):
             tracker.step()
 
     with memprof.track(
-        tmp_path / "run.json", sources=["cuda"], on_finding=told.append, allowance_s=1000
+        tmp_path / "run.json", sources=sources, on_finding=told.append, allowance_s=1000
     ) as tracker:
         with pytest.raises(torch.OutOfMemoryError) as out:
             train(tracker)
