@@ -21,7 +21,7 @@ from memprof.views.time_to_full import times_to_full
 
 __all__ = ["findings", "without_repeats"]
 
-_BEFORE_WASTE = (Kind.NON_TORCH, Kind.HOST_GROWTH, Kind.FRAGMENTATION)
+_BEFORE_WASTE = (Kind.LEAK, Kind.NON_TORCH, Kind.HOST_GROWTH, Kind.FRAGMENTATION)
 """Kinds of findings over a whole run that come before waste at a peak, the gravest first."""
 
 
