@@ -1,4 +1,4 @@
-"""endless-cache: a cache that outlives its calls is filled up to the end, in a run without steps."""
+"""endless-cache: a cache that outlives its calls is filled up to the end of a run without steps."""
 
 from __future__ import annotations
 
