@@ -93,11 +93,16 @@ def test_a_table_that_a_product_adds_rows_up_by_goes_with_its_copy(tmp_path):
         ("a = F.one_hot(t, n)\ny = a.float().T.mm(q)", Use.ADDS, None),
         ("a = F.one_hot(t, num_classes=n).to(q)\ny = a.transpose(0, 1) @ q", Use.ADDS, None),
         ("a = F.one_hot(t, n).to(q)\ny = a.T.mT @ q", Use.SELECTS, "q[t]"),
+        ("y = F.one_hot(t, n).float() @ (q + 1)", Use.SELECTS, "(q + 1)[t]"),
+        ("a = F.one_hot(t, n).float()\ny = a.transpose(1, 2) @ q", Use.ADDS, ""),
+        ("y = F.one_hot(t, n).mT.float() @ q", Use.ADDS, ""),
+        ("y = F.one_hot(t, n).t().float() @ q", Use.ADDS, None),
     ],
 )
 def test_a_product_takes_rows_or_adds_them_up(code, use, instead, place_of_first):
     product = multiplying_product(place_of_first(code))
-    expected = instead or "q.new_zeros(n, q.size(-1)).index_add(0, t, q)"
+    of_rows = "q.new_zeros(n, q.size(-1)).index_add(0, t, q)"
+    expected = of_rows if instead is None else instead
     assert (product.use, product.instead) == (use, expected)
 
 

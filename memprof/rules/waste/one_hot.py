@@ -26,6 +26,8 @@ _COPYING = frozenset((*CONVERTING, "bfloat16", "half", "type_as"))
 """Methods that give a table another type."""
 _TURNING = frozenset(("T", "mT", "permute", "t", "transpose"))
 """Attributes and methods that turn a matrix, without a copy."""
+_OF_BATCHES = frozenset(("mT", "permute"))
+"""Those of them that may turn each matrix of a batch."""
 _PRODUCTS = frozenset(("matmul", "mm"))
 
 
@@ -47,7 +49,7 @@ class Product:
     statement: ast.stmt
     use: Use
     instead: str
-    """What computes the same, as a person would type it."""
+    """What computes the same, as a person would type it; empty for a batch of matrices."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,7 +161,9 @@ def multiplying_product(place: Place) -> Product | None:
         at = place.program.at(getattr(node, "lineno", 0)) if right is not None else None
         if at is not None and right is not None and (of_name or table is makers[0]):
             use = Use.ADDS if is_turned else Use.SELECTS
-            products.append(Product(at.statement, use, _instead(makers[0], right, use)))
+            is_batch = is_turned and left is not None and _turns_a_batch(left)
+            instead = "" if is_batch else _instead(makers[0], right, use)
+            products.append(Product(at.statement, use, instead))
     loads = [
         node
         for node in ast.walk(place.scope)
@@ -172,7 +176,8 @@ def _instead(maker: ast.Call, rows: ast.expr, use: Use) -> str:
     """``x[index]``, or ``x.new_zeros(…).index_add(0, index, x)``, in the program's own words."""
     given = [*maker.args, *(one.value for one in maker.keywords)]
     index = ast.unparse(given[0]) if given else "index"
-    x = ast.unparse(rows)
+    is_one = isinstance(rows, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
+    x = ast.unparse(rows) if is_one else f"({ast.unparse(rows)})"
     if use is Use.SELECTS:
         return f"{x}[{index}]"
     classes = ast.unparse(given[1]) if len(given) > 1 else "classes"
@@ -209,6 +214,15 @@ def _without_turns(value: ast.expr | None) -> tuple[ast.expr | None, bool]:
         elif function.attr not in _COPYING:
             return value, is_turned
         value = function.value
+
+
+def _turns_a_batch(value: ast.expr) -> bool:
+    """Whether it may be a batch of matrices that is turned: ``x.mT``, ``x.transpose(1, 2)``."""
+    turned = (node.attr for node in ast.walk(value) if isinstance(node, ast.Attribute))
+    dimensions = (
+        sorted(map(ast.unparse, call.args)) != ["0", "1"] for call in calls_in(value, "transpose")
+    )
+    return not _OF_BATCHES.isdisjoint(turned) or any(dimensions)
 
 
 def _summed(total: ast.Call, place: Place) -> ast.BinOp | None:

@@ -28,6 +28,7 @@ _OUTLIVES_CALLS = frozenset(
 _LEAST_SHARE = 0.15
 """Of the peak, for each of the lines that make its entries."""
 _LEAST_TOGETHER = 0.3
+"""Of the peak, for all of them: most of what such a program has is what it works on."""
 _FEWEST = 32
 """Entries: fewer may be all that there will ever be."""
 _LEAST_OF_QUARTER = 0.1
