@@ -26,6 +26,7 @@ from memprof.records import (
     Interim,
     Note,
     Owners,
+    PaddedBatches,
     Readings,
     SourceFiles,
     StateRecord,
@@ -168,6 +169,7 @@ class _Assembly:
         self._guesses: list[GuessedSteps] = []
         self._doubles: list[DoubleResults] = []
         self._unmoved = UnmovedParameters()
+        self._padded: PaddedBatches | None = None
         self._parallel = ParallelOwners()
         self._lost_rows = 0
         self._damages = 0
@@ -185,6 +187,7 @@ class _Assembly:
             GuessedSteps: self._add_guess,
             DoubleResults: self._add_doubles,
             UnmovedParameters: self._add_unmoved,
+            PaddedBatches: self._add_padded,
             WindowRecord: self._add_window,
             Readings: self._add_readings,
             Finding: self._add_finding,
@@ -333,6 +336,9 @@ class _Assembly:
     def _add_unmoved(self, record: UnmovedParameters) -> None:
         self._unmoved = record
 
+    def _add_padded(self, record: PaddedBatches) -> None:
+        self._padded = record
+
     def _add_window(self, record: WindowRecord) -> None:
         steps = (record.first_step, record.last_step)
         times = (record.start_us, record.end_us)
@@ -401,6 +407,7 @@ class _Assembly:
             guessed=numbering.remaining,
             doubles=tuple(self._doubles),
             unmoved=frozenset(self._unmoved.modules),
+            padded=self._padded,
             digests=digests(self._files),
         )
 

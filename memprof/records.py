@@ -25,6 +25,7 @@ __all__ = [
     "Interim",
     "Note",
     "Owners",
+    "PaddedBatches",
     "Readings",
     "Record",
     "SegmentColumns",
@@ -40,7 +41,7 @@ __all__ = [
     "is_out_of_memory",
 ]
 
-SCHEMA_VERSION = (1, 8)
+SCHEMA_VERSION = (1, 9)
 """(major, minor). A reader refuses a newer major version and ignores what a newer minor adds.
 
 What a field meant in an older version is brought to its present meaning by `older_schema`.
@@ -62,6 +63,7 @@ History:
          `unmoved_parameters`: modules that an optimizer steps with a rate of 0; a trace names the
          forward line that allocations of a backward pass come of (2026-11)
     1.8  a `Link` says whether the value under a weak key refers to that key (2026-11)
+    1.9  `padded_batches`: how much of its batches a model is called with is padding (2026-11)
 """
 
 
@@ -350,6 +352,24 @@ class UnmovedParameters(
     """Steps of their optimizers that were seen."""
 
 
+class PaddedBatches(
+    msgspec.Struct, frozen=True, tag_field="kind", tag="padded_batches", omit_defaults=True
+):
+    """How much a model is called with is padding, by its ``attention_mask``; the last holds.
+
+    Of the call whose longest sequence left the least of its places empty. Masks on the CPU only.
+    """
+
+    calls: int = 0
+    """Calls whose masks were looked at."""
+    sequences: int = 0
+    """The most that any of them was given."""
+    places: int = 0
+    """Places of each sequence in that call."""
+    longest: int = 0
+    """Places between the first and the last that any of its sequences uses."""
+
+
 class Readings(msgspec.Struct, frozen=True, tag_field="kind", tag="readings"):
     """Readings of a sampled source (``nvml``, ``host``) as columns over ``time_us``.
 
@@ -511,6 +531,7 @@ Record = (
     | GuessedSteps
     | DoubleResults
     | UnmovedParameters
+    | PaddedBatches
     | Readings
     | Finding
     | Note

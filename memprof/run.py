@@ -16,6 +16,7 @@ from memprof.records import (
     GuessedSteps,
     Header,
     Note,
+    PaddedBatches,
     WindowRecord,
 )
 from memprof.trace import NOT_RECORDED, Column, Columns, Trace, column
@@ -96,6 +97,8 @@ class Run:
     """What operators returned in double precision."""
     unmoved: frozenset[str] = frozenset()
     """Paths of the modules that no step of an optimizer changes, as its rate for them is 0."""
+    padded: PaddedBatches | None = None
+    """How much of its batches a model is called with is padding; None where that is not known."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """`digest_of` the program's own source files as they ran, by name; not of all."""
     is_snapshot: bool = False

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from memprof.record.summaries import Summaries
     from memprof.referrers.survivor_watch import SurvivorWatch
     from memprof.sources.cuda.oom_observer import Exhausted
+    from memprof.sources.owners.padded_batches import PaddedBatchesWatch
     from memprof.sources.owners.unmoved_parameters import UnmovedParametersWatch
     from memprof.sources.protocol import EventSource
 
@@ -118,6 +119,7 @@ class Session:
         )
         self._loop_watch: LoopWatch | None = None
         self._unmoved: UnmovedParametersWatch | None = None
+        self._padded: PaddedBatchesWatch | None = None
         self._survivor_watch: SurvivorWatch | None = None
         self._searched_sources: list[EventSource] | None = None
         self._reads_devices = False
@@ -261,10 +263,12 @@ class Session:
         loop_watch = self._loop_watch
         if loop_watch is None or self._unmoved is not None:
             return
+        from memprof.sources.owners.padded_batches import PaddedBatchesWatch
         from memprof.sources.owners.unmoved_parameters import UnmovedParametersWatch
 
         self._unmoved = UnmovedParametersWatch(loop_watch)
-        loop_watch.listeners.append(self._unmoved)
+        self._padded = PaddedBatchesWatch(loop_watch)
+        loop_watch.listeners += (self._unmoved, self._padded)
         if self._searched_sources is not None:
             self._survivor_watch = _survivor_watch(
                 self._add_finding, self.recording.note, self._options.budget
@@ -332,7 +336,7 @@ class Session:
             self._figures.see(self.recording.counters(), self._steps)
             if self.recording.window != NOT_RECORDED:
                 self._end_window(End.STOP, in_step=True)
-            self._write_unmoved()
+            self._write_observations()
             self._account()
             self._tell_guess()
             if self.recording.grow():
@@ -574,10 +578,11 @@ class Session:
             searched_us = self._search(lambda lookout: lookout.window_ended())
         self.meter.edge(thread_us() - began_us - searched_us)
 
-    def _write_unmoved(self) -> None:
-        record = self._unmoved.take() if self._unmoved is not None else None
-        if record is not None:
-            self.output.write(record)
+    def _write_observations(self) -> None:
+        for watch in (self._unmoved, self._padded):
+            record = watch.take() if watch is not None else None
+            if record is not None:
+                self.output.write(record)
 
     def _begin_window(self) -> None:
         self._window_us, self._window_began_us = now_us(), _clock_us()
@@ -594,7 +599,7 @@ class Session:
         self._busy_share = min(1.0, (processor_us - self._processor_us) / max(1, took_us))
         self._processor_us = processor_us
         self.recording.end_window()
-        self._write_unmoved()
+        self._write_observations()
         self._beats.pace(_BEAT_BETWEEN_MS)
         if self._loop_watch is not None:
             self._loop_watch.unwatch_modules()

@@ -62,6 +62,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "multiply_by_vector": "Multiply by the values of a diagonal, not by a matrix of them.",
         "fused_loss": "Let the loss take the logits: `F.cross_entropy`, `F.log_softmax`.",
         "fused_attention": "Let `F.scaled_dot_product_attention` do it, which keeps no scores.",
+        "pad_to_longest": "Pad each batch to its longest sequence, not to a fixed length.",
         "micro_batches": "Take smaller batches and add up their gradients before a step.",
         "smaller_batch": "Take a smaller batch where nothing learns: the results stay the same.",
         "foreach_false": "Let the optimizer go tensor by tensor: `foreach=False`, or `fused=True`.",

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.allocator import ReplayedTrace, replayed_trace
-from memprof.records import DoubleResults, Site
+from memprof.records import DoubleResults, PaddedBatches, Site
 from memprof.run import Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Program, code_of, program_of
@@ -51,6 +51,8 @@ class Window:
 
     unmoved: frozenset[str] = frozenset()
     """Paths of the modules that no step of an optimizer changes, as its rate for them is 0."""
+    padded: PaddedBatches | None = None
+    """How much of its batches a model is called with is padding; None where that is not known."""
     doubles: tuple[DoubleResults, ...] = ()
     """What operators returned in double precision on its device, where that was recorded."""
 
@@ -82,6 +84,7 @@ class Window:
             device,
             number,
             unmoved=unmoved,
+            padded=run.padded if run else None,
             doubles=doubles,
             replay=replay,
         )

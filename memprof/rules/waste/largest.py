@@ -58,6 +58,7 @@ class Largest(WasteRule[Large]):
         "unfused-attention",
         "collected-predictions",
         "one-hot",
+        "padded-batches",
         "pairwise-differences",
         "undivided-batch",
         "copied-windows",

@@ -1,0 +1,97 @@
+"""padded-batches: sequences are padded to a fixed length that none of them comes near."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.records import PaddedBatches
+from memprof.rules.case import Case
+from memprof.rules.lifespan import FEWEST_STEPS
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.trace import SURVIVOR_AGE, Category, Phase
+from memprof.views.window import Bools, Window
+
+__all__ = ["RULE"]
+
+_LEAST_EMPTY = 0.25
+"""Of the places, in the call that left the fewest empty."""
+_FEWEST_CALLS = 4
+_LEAST_SHARE = 0.2
+"""Of the peak, in tensors with a value or more for each place."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Padded(Match):
+    """The lengths."""
+
+    batches: PaddedBatches | None = None
+
+
+class PaddedBatchesRule(WasteRule[Padded]):
+    """`tokenizer(texts, padding="max_length", max_length=512)` of sentences of forty words."""
+
+    name = "padded-batches"
+    summary = "batches are padded to a fixed length, and no sequence comes near it"
+    fixes = ("pad_to_longest",)
+
+    def matches(self, window: Window) -> Iterator[Padded]:
+        """What is computed in a model for each place, where its masks say that many are empty."""
+        batches = window.padded
+        if batches is None or batches.calls < _FEWEST_CALLS or len(window.steps) < FEWEST_STEPS:
+            return
+        if batches.longest > (1 - _LEAST_EMPTY) * batches.places:
+            return
+        rows = np.flatnonzero(_has_places(window, batches) & (window.made_in >= 0))
+        there = rows[window.at_peak[rows]]
+        nbytes = int(window.lives.size[there].sum())
+        if window.share(nbytes) < _LEAST_SHARE:
+            return
+        mask = np.zeros(len(window.lives), dtype=bool)
+        mask[there] = True
+        yield Padded(
+            row=window.main_site(mask),
+            rows=there,
+            nbytes=nbytes,
+            saving=window.replayed(window.whole(rows)),
+            batches=batches,
+        )
+
+    def title(self, match: Padded) -> str:
+        """Say how long the sequences are made, and how long they are."""
+        batches = match.batches
+        assert batches is not None
+        return (
+            f"are computed for sequences padded to {batches.places:,} places, of which none uses "
+            f"more than {batches.longest:,}"
+        )
+
+    def advice(self, match: Padded, case: Case) -> Iterator[Advice]:
+        """Pad each batch to its own longest sequence."""
+        batches = match.batches
+        assert batches is not None
+        why = (
+            f"No sequence of {batches.calls:,} batches uses more than {batches.longest:,} of its "
+            f"{batches.places:,} places: pad each batch to its longest sequence (`padding=True`, "
+            "or a collator that does it: `DataCollatorWithPadding`)."
+        )
+        remains = batches.longest / batches.places
+        yield Advice("pad_to_longest", why, case.site, remains=remains)
+
+
+def _has_places(window: Window, batches: PaddedBatches) -> Bools:
+    """Per lifetime: whether a model made it or was given it, with values for each place.
+
+    Of full batches: so is the peak.
+    """
+    in_model = (window.module > 0) | (window.phase == Phase.BACKWARD)
+    in_model |= window.category == Category.INPUT
+    brief = window.freed_in - window.made_in < SURVIVOR_AGE
+    divides = window.lives.requested % (batches.sequences * batches.places) == 0
+    has_places: Bools = in_model & brief & divides & ~window.has_owner
+    return has_places
+
+
+RULE = PaddedBatchesRule()
