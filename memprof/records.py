@@ -355,19 +355,20 @@ class UnmovedParameters(
 class PaddedBatches(
     msgspec.Struct, frozen=True, tag_field="kind", tag="padded_batches", omit_defaults=True
 ):
-    """How much a model is called with is padding, by its ``attention_mask``; the last holds.
+    """How much of what a model is called with is padding, by its mask; the last holds.
 
-    Of the call whose longest sequence left the least of its places empty. Masks on the CPU only.
+    Of the call whose longest sequence left the smallest share of its places empty. Only masks on
+    the CPU that are given as ``attention_mask`` are read.
     """
 
     calls: int = 0
     """Calls whose masks were looked at."""
     sequences: int = 0
-    """The most that any of them was given."""
+    """The most in one call, of all calls."""
     places: int = 0
-    """Places of each sequence in that call."""
+    """Places of each sequence in the call that left the fewest empty."""
     longest: int = 0
-    """Places between the first and the last that any of its sequences uses."""
+    """Places from the first to the last that any sequence of that call uses."""
 
 
 class Readings(msgspec.Struct, frozen=True, tag_field="kind", tag="readings"):

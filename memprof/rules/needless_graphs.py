@@ -10,6 +10,7 @@ import numpy as np
 
 from memprof.rules.rule import Match
 from memprof.source_code.given_data import is_given_data
+from memprof.source_code.zeroed_gradients import ZeroedGradient
 from memprof.trace import Category, Frame, Phase
 from memprof.views.owners import common_module
 from memprof.views.peak_without import Cuts
@@ -41,6 +42,8 @@ class NeedlessTraining(Match):
     """The modules, as a person would name them."""
     graph: int = 0
     """Bytes at the peak of activations that are kept for these gradients alone."""
+    zeroed: ZeroedGradient | None = None
+    """The statement that sets the gradients to 0, where that is why."""
 
     @property
     def what(self) -> str:

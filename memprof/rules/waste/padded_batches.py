@@ -19,6 +19,7 @@ __all__ = ["RULE"]
 _LEAST_EMPTY = 0.25
 """Of the places, in the call that left the fewest empty."""
 _FEWEST_CALLS = 4
+"""Batches: fewer may all be short by chance."""
 _LEAST_SHARE = 0.2
 """Of the peak, in tensors with a value or more for each place."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 from memprof.rules.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS
@@ -16,24 +16,14 @@ from memprof.views.window import Window
 __all__ = ["RULE"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Zeroed(NeedlessTraining):
-    """Where it is done."""
-
-    filename: str = ""
-    line: int = 0
-    expression: str = ""
-    """What has the gradient, as it is written: ``model.items.weight``."""
-
-
-class ZeroedGradients(WasteRule[Zeroed]):
+class ZeroedGradients(WasteRule[NeedlessTraining]):
     """`model.items.weight.grad.zero_()` in each step, between `backward()` and `step()`."""
 
     name = "zeroed-gradients"
     summary = "gradients are set to 0 before each step, and everything is computed for them"
     fixes = ("freeze_params", "no_grad")
 
-    def matches(self, window: Window) -> Iterator[Zeroed]:
+    def matches(self, window: Window) -> Iterator[NeedlessTraining]:
         """What the modules have whose gradients the source empties, where others are trained."""
         if len(window.steps) < FEWEST_STEPS:
             return
@@ -46,32 +36,22 @@ class ZeroedGradients(WasteRule[Zeroed]):
             modules = {at for at, path in enumerate(paths) if _is_of(path, one)}
             needless = needless_training(window, modules) if modules else None
             if needless is not None:
-                yield Zeroed(
-                    row=needless.row,
-                    rows=needless.rows,
-                    nbytes=needless.nbytes,
-                    saving=needless.saving,
-                    modules=needless.modules,
-                    graph=needless.graph,
-                    filename=filename,
-                    line=one.place.line,
-                    expression=one.expression,
-                )
+                yield replace(needless, zeroed=one)
 
-    def title(self, match: Zeroed) -> str:
+    def title(self, match: NeedlessTraining) -> str:
         """Say whose they are."""
         return f"are {match.what} of {match.modules}, whose gradients are set to 0 before each step"
 
-    def advice(self, match: Zeroed, case: Case) -> Iterator[Advice]:
+    def advice(self, match: NeedlessTraining, case: Case) -> Iterator[Advice]:
         """Freeze the parameters, and leave them to no optimizer."""
         why = (
             f"A gradient of 0 does not freeze {match.modules}: it is computed and kept, and what "
             f"the optimizer needs for it, {format_bytes(match.nbytes)} in all. Freeze it before "
             "the optimizer is made, and leave the line out."
         )
-        place = case.place_at(match.filename, match.line)
-        typed = f"{match.expression}.requires_grad_(False)"
-        yield Advice("freeze_params", why, place, match.line, typed=typed)
+        assert match.zeroed is not None
+        typed = f"{match.zeroed.expression}.requires_grad_(False)"
+        yield Advice("freeze_params", why, match.zeroed.place, typed=typed)
         if match.graph:
             kept = f"{format_bytes(match.graph)} of its activations are kept for these gradients."
             yield Advice("no_grad", f"Or call it under `no_grad()`: {kept}", case.site)

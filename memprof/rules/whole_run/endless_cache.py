@@ -55,7 +55,7 @@ class EndlessCache(RunRule[FilledCache]):
         """The caches that a search at the end came upon, whose entries came one by one."""
         for device in examination.devices:
             window = device.peak_window
-            if window is None or any(len(one.steps) > 1 for one in device.windows):
+            if window is None or len(device.device.steps) > 1:
                 continue
             by_cache: dict[tuple[Hashable, ...], list[Finding]] = {}
             for one in resident_searches(examination, device, _LEAST_SHARE):

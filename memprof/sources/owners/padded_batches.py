@@ -64,7 +64,12 @@ class PaddedBatchesWatch:
     def _see(self, mask: Any) -> None:
         import torch
 
-        if type(mask) is not torch.Tensor or not mask.is_cpu or mask.ndim != 2:
+        # While a call is traced even a size is a tensor, and NumPy's look would be warned of.
+        if type(mask) is not torch.Tensor or torch._C._get_tracing_state() is not None:
+            return
+        if torch._C._functorch.is_functorch_wrapped_tensor(mask):  # of `vmap`: it has no memory
+            return
+        if not mask.is_cpu or mask.ndim != 2:
             return
         if mask.is_floating_point() or not 0 < mask.numel() <= _MOST_VALUES:
             return
