@@ -133,6 +133,7 @@ void write(int action, uint64_t address, int64_t size, int32_t stack, int32_t ta
   const Here& at = here();
   rows.push_back({now_ns(), address, size, node, 0, action, stack, at.label, task, at.epoch,
       at.thread, -1, 0, 0, 0});
+  wake_if_many(rows.size());
 }
 
 void came(uint64_t address, int64_t size) {

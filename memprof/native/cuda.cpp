@@ -123,6 +123,7 @@ void tracker(const Entry& entry) {
       node, reinterpret_cast<uint64_t>(entry.stream_), static_cast<int32_t>(entry.action_), context,
       at.label, task, at.epoch, at.thread, static_cast<int32_t>(entry.device_),
       pool_row(pool_of(entry, 0)), metadata_row(metadata_of(entry, 0)), 0});
+  wake_if_many(rows.size());
 }
 
 int32_t frame_row(const torch::unwind::Frame& frame) {

@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 
+#include <condition_variable>
 #include <mutex>
 
 namespace memprof {
@@ -55,6 +56,38 @@ PyObject* forget_labels(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
+// How often there was cause to look at the limits. Held by nobody for longer than a few instructions.
+struct Alarm {
+  std::mutex mutex;
+  std::condition_variable changed;
+  int64_t calls = 0;
+};
+// A child that was forked has one of its own: nobody would release what a thread of its parent held.
+Alarm* alarm = new Alarm;
+
+PyObject* wait_for_rows(PyObject*, PyObject* args) {
+  long long calls = 0;
+  double longest_s = 0;
+  if (!PyArg_ParseTuple(args, "Ld", &calls, &longest_s)) {
+    return nullptr;
+  }
+  Alarm& mine = *alarm;
+  Py_BEGIN_ALLOW_THREADS;
+  {
+    std::unique_lock<std::mutex> guard(mine.mutex);
+    mine.changed.wait_for(guard, std::chrono::duration<double>(longest_s),
+        [&] { return mine.calls != calls; });
+    calls = mine.calls;
+  }
+  Py_END_ALLOW_THREADS;
+  return PyLong_FromLongLong(calls);
+}
+
+PyObject* wake_waiting(PyObject*, PyObject*) {
+  wake();
+  Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {
     {"label", label, METH_VARARGS,
      "Label what this thread allocates from now on, within a graph task; the thread's number."},
@@ -63,12 +96,16 @@ PyMethodDef methods[] = {
     {"is_loop", is_loop, METH_NOARGS, "The calling thread is the one of the training loop."},
     {"take_marks", take_marks, METH_NOARGS,
      "Times and labels of the training loop's thread since the last call."},
+    {"wait_for_rows", wait_for_rows, METH_VARARGS,
+     "Wait, so many seconds at most, until `wake` was called another number of times; that number."},
+    {"wake", wake_waiting, METH_NOARGS, "Wake whoever waits for rows."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "memprof_native", nullptr, -1, methods, nullptr,
     nullptr, nullptr, nullptr};
 
 void in_child() {
+  alarm = new Alarm;
   cpu_in_child();
 #ifdef MEMPROF_CUDA
   cuda_in_child();
@@ -88,6 +125,14 @@ void set_label(int32_t row, int32_t task) {
     }
     marks.push_back({now_ns(), row});
   }
+}
+
+void wake() {
+  {
+    const std::lock_guard<std::mutex> guard(alarm->mutex);
+    ++alarm->calls;
+  }
+  alarm->changed.notify_all();
 }
 
 int32_t pass_under_way() {

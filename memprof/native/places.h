@@ -27,6 +27,9 @@ inline int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
 }
 
+// Wakes whoever waits in `wait_for_rows`. Waits for nobody; any thread may call it.
+void wake();
+
 extern PyMethodDef calls_methods[];
 
 } // namespace memprof

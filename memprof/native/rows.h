@@ -14,6 +14,8 @@ namespace memprof {
 
 // 64 MiB of rows wait at most; after them the window has a gap.
 constexpr size_t kMostRows = (64u << 20) / 80;
+// Whenever so many more wait, limits are looked at: a window is that much longer at most.
+constexpr size_t kManyRows = 8192;
 
 struct Row {
   int64_t time_ns; // since the Unix epoch
@@ -40,6 +42,13 @@ struct Here { // of a thread
   int32_t epoch = 0;
   int32_t thread = 0;
 };
+// One row more waits, so many in all.
+inline void wake_if_many(size_t waiting) {
+  if (waiting % kManyRows == 0) {
+    wake();
+  }
+}
+
 // The calling thread's, in one place for all devices.
 Here& here();
 

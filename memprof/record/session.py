@@ -255,7 +255,8 @@ class Session:
         self.output.flush()
         if self._reads_devices:
             self._open_watches()
-        self._beats.start()
+        alarms = (one.alarm for one in sources if hasattr(one, "alarm"))
+        self._beats.start(next(alarms, None))  # they ring together
         self._step_start_us, self._step_began_us = now_us(), _clock_us()
 
     def _open_watches(self) -> None:

@@ -17,7 +17,7 @@ from memprof.sources.loop.thread_state import NO_TASK, BackwardPass, ThreadPosit
 from memprof.sources.protocol import Interner
 from memprof.trace import NOT_RECORDED, Column, Phase
 
-__all__ = ["ROW", "RowLabels", "Rows"]
+__all__ = ["ROW", "RowAlarm", "RowLabels", "Rows"]
 
 ROW = np.dtype(
     [
@@ -116,6 +116,22 @@ class _Places:
 
 _places: WeakValueDictionary[int, _Places] = WeakValueDictionary()
 """By the ``id`` of their loop watch, which they keep alive."""
+
+
+class RowAlarm:
+    """Wakes who waits at it when the native part has written many rows, of any device."""
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+        self._calls = native.wait_for_rows(-1, 0.0)
+
+    def wait(self, longest_s: float) -> None:
+        """Return when many more rows wait, when `wake` was called, or after so long."""
+        self._calls = self._native.wait_for_rows(self._calls, longest_s)
+
+    def wake(self) -> None:
+        """Wake every one that waits, in all threads."""
+        self._native.wake()
 
 
 class RowLabels:

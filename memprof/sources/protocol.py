@@ -83,7 +83,8 @@ class EventSource(Protocol):
     says whether the open window has a gap, so that another must take over, and ``take_spent_us()``
     what it took outside the calls here since it was last asked; where that covers what every event
     costs the job, its attribute ``is_timed`` is true. One that keeps events in memory until it is
-    drained has an attribute ``on_full``, which it calls in the job's thread when many wait.
+    drained has an attribute ``on_full``, which it calls in the job's thread when many wait. Where
+    events are written by code that may run no Python, it has an ``alarm`` instead, which they ring.
     """
 
     name: str

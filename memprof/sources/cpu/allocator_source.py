@@ -23,7 +23,7 @@ from memprof.sources.cpu.find_storages import StorageSearch
 from memprof.sources.cpu.throttle import Throttle
 from memprof.sources.guarded_access import plain_attributes
 from memprof.sources.loop.loop_watch import LoopWatch
-from memprof.sources.native_rows import ROW, RowLabels, Rows
+from memprof.sources.native_rows import ROW, RowAlarm, RowLabels, Rows
 from memprof.sources.owners.live_blocks import LiveBlocks, LivingBlocks
 from memprof.sources.protocol import Chunk, Counters, Interner
 from memprof.sources.stacks import DEPTH, is_own
@@ -68,6 +68,7 @@ class CpuAllocatorSource:
         self._interner = interner
         self._loop_watch = loop_watch
         self._native = native
+        self.alarm = RowAlarm(native)
         self._live = LiveBlocks(interner, loop_watch, place, of_cpu=True)
         self._stacks = _StackRows(interner, native.cpu_new_stacks)
         self._labels = RowLabels(interner, loop_watch, native)

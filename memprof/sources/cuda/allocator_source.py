@@ -16,7 +16,7 @@ from memprof.sources.cuda.history_calls import HistoryCalls, recording_options
 from memprof.sources.cuda.memory_history import SHARED
 from memprof.sources.cuda.source_with_owners import OwnedCudaSource
 from memprof.sources.loop.loop_watch import LoopWatch
-from memprof.sources.native_rows import ROW, RowLabels, Rows
+from memprof.sources.native_rows import ROW, RowAlarm, RowLabels, Rows
 from memprof.sources.owners.live_blocks import LivingBlocks
 from memprof.sources.protocol import Chunk, Interner
 from memprof.sources.stacks import DEPTH, is_own
@@ -40,6 +40,7 @@ class CudaAllocatorSource(OwnedCudaSource):
         """``native`` is the module that `memprof.native.load` gives."""
         super().__init__(interner, loop_watch, torch, place)
         self._native = native
+        self.alarm = RowAlarm(native)
         native.cuda_forget_tables()
         self._row_labels = RowLabels(interner, loop_watch, native)
         self._tables = _Tables(interner)

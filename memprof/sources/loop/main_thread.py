@@ -19,13 +19,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import CodeType, FrameType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from memprof.cpython.signal_errors import QUEUED, adder, guarded_errors, is_of_signal
 
 __all__ = [
     "PASSING_ON",
+    "Alarm",
     "Beat",
+    "LockAlarm",
     "MainThread",
     "codes_within",
     "hands_on",
@@ -155,8 +157,39 @@ class _Waiting:
         return False  # the queue takes anything else for an error
 
 
+class Alarm(Protocol):
+    """What a thread waits at until another one wakes it."""
+
+    def wait(self, longest_s: float) -> None:
+        """Return when `wake` was called since this last returned, or after so long."""
+
+    def wake(self) -> None:
+        """Have `wait` return, or the next one at once."""
+
+
+class LockAlarm:
+    """An alarm out of a lock. (An event has one inside that a fork could leave held.)"""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        """Held until the thread is to wake."""
+        self._lock.acquire()
+
+    def wait(self, longest_s: float) -> None:
+        """Take the lock, which only `wake` gives back."""
+        self._lock.acquire(timeout=longest_s)
+
+    def wake(self) -> None:
+        """Give the lock back."""
+        with suppress(RuntimeError):  # it was woken before, and has not yet run
+            self._lock.release()
+
+
 class Beat:
-    """Asks for something every so often, on a thread of its own, until it is closed."""
+    """Asks for something every so often, on a thread of its own, until it is closed.
+
+    It also asks when its alarm wakes it.
+    """
 
     PATIENCE_S = 1.0
     """What `close` waits for the thread, which asks for nothing that takes long."""
@@ -164,25 +197,25 @@ class Beat:
     def __init__(self, ask: Callable[[], object], interval_ms: float) -> None:
         """``ask`` runs on the thread: it must neither block nor call torch."""
         self._ask, self._interval_s = ask, interval_ms / 1000
-        self._wakes = threading.Lock()
-        """Held until the thread is to wake. (An event has a lock inside that a fork could leave
-        held.)"""
+        self._alarm: Alarm = LockAlarm()
         self._thread: threading.Thread | None = None
 
     def pace(self, interval_ms: float) -> None:
         """Ask so often from now on."""
         before_s, self._interval_s = self._interval_s, interval_ms / 1000
         if self._thread is not None and self._interval_s < before_s:
-            self._wake()
+            self._alarm.wake()
 
-    def start(self) -> None:
-        """Begin; safe to call twice. A closed one begins anew."""
+    def start(self, alarm: Alarm | None = None) -> None:
+        """Begin; safe to call twice. A closed one begins anew.
+
+        ``alarm`` is one that others wake too when there is cause to ask.
+        """
         if self._thread is not None:
             return
-        self._wakes = threading.Lock()
-        self._wakes.acquire()
+        self._alarm = LockAlarm() if alarm is None else alarm
         self._thread = threading.Thread(
-            target=self._run, args=(self._wakes,), name="memprof beat", daemon=True
+            target=self._run, args=(self._alarm,), name="memprof beat", daemon=True
         )
         try:
             self._thread.start()
@@ -194,21 +227,15 @@ class Beat:
         thread, self._thread = self._thread, None
         if thread is None:
             return
-        self._wake()
+        self._alarm.wake()
         if thread is not threading.current_thread():
             thread.join(self.PATIENCE_S)
 
-    def _wake(self) -> None:
-        with suppress(RuntimeError):  # it was woken before, and has not yet run
-            self._wakes.release()
-
-    def _run(self, wakes: threading.Lock) -> None:
+    def _run(self, alarm: Alarm) -> None:
         while True:
-            is_woken = wakes.acquire(timeout=self._interval_s)
+            alarm.wait(self._interval_s)
             if self._thread is not threading.current_thread():
                 return
-            if is_woken:
-                continue
             try:
                 self._ask()
             except Exception:  # noqa: BLE001 - Python would hand it to the program's `excepthook`

@@ -20,6 +20,8 @@ from memprof import native
 from memprof.loading import load
 from memprof.report.recording_gaps import recording_gaps
 from memprof.sources.cpu.allocator_source import BLOCK_ROW
+from memprof.sources.loop.main_thread import Beat
+from memprof.sources.native_rows import RowAlarm
 from memprof.trace import Action, Category, Phase
 from memprof.views.examination import examine
 
@@ -30,6 +32,17 @@ ROOT = Path(__file__).resolve().parents[3]
 PATHS = os.pathsep.join(str(ROOT / folder) for folder in ("", "cli", "dashboards"))
 
 pytestmark = pytest.mark.usefixtures("with_native")
+
+
+@pytest.fixture
+def cpu_rows():
+    """The native part while it writes rows of the CPU."""
+    part = native.load()
+    part.cpu_start()
+    part.cpu_begin()
+    yield part
+    part.cpu_end()
+    part.cpu_stop()
 
 
 def recorded(path, program, **options):
@@ -74,6 +87,23 @@ def test_every_allocation_is_there_with_its_line(tmp_path):
     lines = [trace.tables.frames[trace.tables.stacks[row][0]].line for row in (first, second)]
     start = program.__code__.co_firstlineno
     assert lines == [start + 1, start + 2]
+
+
+def test_whoever_waits_is_woken_by_every_8192_rows(cpu_rows):
+    asked = threading.Semaphore(0)
+    beat = Beat(asked.release, interval_ms=3_600_000)
+    beat.start(RowAlarm(cpu_rows))
+    try:
+        for _ in range(2):
+            for _ in range(4095):
+                torch.empty(8)  # comes and goes: two rows
+            assert cpu_rows.cpu_pending() % 8192 == 8190
+            assert not asked.acquire(timeout=0.05)
+            torch.empty(8)
+            assert asked.acquire(timeout=30)
+        assert not asked.acquire(blocking=False)
+    finally:
+        beat.close()
 
 
 def test_the_file_says_that_the_allocator_itself_was_listened_to(tmp_path):
