@@ -474,7 +474,7 @@ class LoopWatch:
             return
         thread.backward = False
         drop_ended(thread.optimizers)
-        if self._steps.ends_with_passes:
+        if self._steps.may_end_with_passes:
             self._steps.backward_ended(thread.passed_at, in_optimizer=bool(thread.optimizers))
             if thread.passes_newest:
                 self._steps.end_without_call()

@@ -131,6 +131,11 @@ class StepDetector:
         """Whether a backward pass is the surest sign so far."""
         return self._sign is Sign.BACKWARD
 
+    @property
+    def may_end_with_passes(self) -> bool:
+        """The same, or steps are guessed since the optimizer has stepped last."""
+        return self.ends_with_passes or (self.optimized and self.is_guessed)
+
     def optimizer_began(self) -> None:
         """An optimizer begins to step; its closure may call modules."""
         self.settle()

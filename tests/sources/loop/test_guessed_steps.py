@@ -216,3 +216,27 @@ def test_steps_that_the_program_marks_are_no_guess(steps):
                 memprof.step()
 
     assert steps(program) == (12, None)
+
+
+@pytest.mark.usefixtures("with_native")
+def test_explanations_after_the_training_have_steps_where_no_operator_is_seen(steps):
+    """Each calls a model and asks for gradients, which no optimizer follows."""
+
+    def explained(model):
+        x = torch.ones(2, 4)
+        model(x).sum().backward()
+        return model[0].weight.grad.norm()
+
+    def program():
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(5):
+            trained(model.train(), optimizer, torch.ones(2, 4))
+        model.eval()
+        for _ in range(30):
+            explained(model)
+
+    count, guessed = steps(program)
+    assert (guessed.sign, guessed.last) == ("backward", count - 1)
+    assert guessed.line == explained.__code__.co_firstlineno + 2
+    assert count == 5 + 30 - 8  # as above; what ended with a call is put together
