@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import gc
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +21,9 @@ __all__ = ["kept_by_contexts"]
 
 _MOST_NODES = 2_000
 """That are looked at, some microseconds each."""
+_CONTAINERS = (tuple, list, dict)
+_MOST_CONTAINERS = 32
+"""That are looked into for one context."""
 
 
 def kept_by_contexts(
@@ -36,25 +41,47 @@ def kept_by_contexts(
     are_nodes = are_exact_instances(unreached, search.node_types)
     for row in np.flatnonzero(are_nodes)[:_MOST_NODES].tolist():
         node = unreached[row]
-        values = list((instance_dict(node) or {}).values())  # another thread may add to them
-        kept = [one for one in values if is_tensor_type(type(one))]
-        result = next((one for one in kept if not is_leaf(one) and grad_fn_of(one) is node), None)
+        ways = _ways_to_tensors(instance_dict(node) or {})
+        result = next((way for way in ways if _is_result(way[-1], node)), None)
         if result is None:
             continue
-        for tensor in kept:
-            key = search.key_of.get(id(tensor), 0)
+        for way in ways:
+            key = search.key_of.get(id(way[-1]), 0)
             if key in keys and key not in links:
-                links[key] = _links(node, result, tensor, naming)
+                links[key] = _links(node, result, way, naming)
     return links
 
 
-def _links(node: object, result: object, tensor: object, naming: Naming) -> list[Link]:
+def _ways_to_tensors(variables: dict[str, object]) -> list[list[object]]:
+    """From a context's variables to the tensors in them, also those in a tuple or the like."""
+    ways, waiting, visited = [], [[variables]], {id(variables)}
+    for way in waiting:
+        for value in gc.get_referents(way[-1]):
+            if is_tensor_type(type(value)):
+                ways.append([*way, value])
+            elif (
+                type(value) in _CONTAINERS
+                and id(value) not in visited
+                and len(waiting) < _MOST_CONTAINERS
+            ):
+                visited.add(id(value))
+                waiting.append([*way, value])
+    return ways
+
+
+def _is_result(tensor: Any, node: object) -> bool:
+    return not is_leaf(tensor) and grad_fn_of(tensor) is node
+
+
+def _links(
+    node: object, result: Sequence[object], way: Sequence[object], naming: Naming
+) -> list[Link]:
     """From the cycle of a context and its result down to a tensor that the context has."""
-    by_collector = refers(result, node)
-    cycle = Link(LinkKind.CYCLE if by_collector else LinkKind.CPP_CYCLE, length=2)
+    by_collector = refers(result[-1], node)
+    kind = LinkKind.CYCLE if by_collector else LinkKind.CPP_CYCLE
+    cycle = Link(kind, length=len(result))
     through_graph = Link(LinkKind.AUTOGRAD_NODE, nodes=((type(node).__name__, 1),))
-    variables = instance_dict(node)
-    links = naming.links([node, variables, tensor])
-    if tensor is result:
+    links = naming.links([node, *way])
+    if way[-1] is result[-1]:
         return [cycle, through_graph, *links]
-    return [cycle, *naming.links([node, variables, result]), through_graph, *links]
+    return [cycle, *naming.links([node, *result]), through_graph, *links]

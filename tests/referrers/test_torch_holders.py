@@ -353,6 +353,32 @@ def test_a_cycle_through_ctx_is_one_that_the_collector_frees() -> None:
     assert target() is None
 
 
+class KeepsOutputAmongOthers(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):  # type: ignore[no-untyped-def, override]
+        ctx.cache = 3, {"out": x * 2}
+        return ctx.cache[1]["out"]
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def, override]
+        return grad
+
+
+def test_so_is_one_through_a_tuple_of_ctx_where_graphs_are_too_many_to_walk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(unreachable, "MAX_STARTS", 0)
+    out = KeepsOutputAmongOthers.apply(torch.randn(3, requires_grad=True))
+    target = storage(out)
+    del out
+    ((best,),) = find_holders([target])
+    kinds = ["cycle", "autograd_node", "ctx_attribute", "item", "item"]
+    assert [one.kind for one in best.links] == kinds
+    assert best.code == 'ctx.cache = 3, {"out": x * 2}'
+    gc.collect()
+    assert target() is None
+
+
 def test_a_cycle_through_ctx_is_told_where_graphs_are_too_many_to_walk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
