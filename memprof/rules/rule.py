@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from memprof.records import Holder
 from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
@@ -138,6 +139,10 @@ class WasteRule(Rule, Generic[AnyMatch]):
     @abstractmethod
     def advice(self, match: AnyMatch, case: Case) -> Iterator[Advice]:
         """Changes that would mend it, the best first."""
+
+    def is_meant(self, holders: Sequence[Holder], window: Window) -> bool:
+        """Whether the program has a use for what ``holders`` keep: no headline then."""
+        return False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -145,10 +145,13 @@ def _as_it_was(links: Sequence[Link]) -> Hashable:
 def _proven(one: _Candidate, holders: Sequence[Holder]) -> Match:
     """The match, no longer tentative where what holds it is nothing that anybody means to.
 
-    And no longer rising where that can hold so much and no more: it only fills up.
+    And no longer rising where that can hold so much and no more: it only fills up. It is tentative
+    where the rule says that the program has a use for what they hold.
     """
     if one.match.rises and any(is_kept_short(holder) for holder in holders[:1]):
         return replace(one.match, rises=False)
+    if one.rule.is_meant(holders, one.window):
+        return replace(one.match, tentative=True)
     links = {link.kind for holder in holders[:1] for link in holder.links}
     if one.match.tentative and links & one.rule.proven_by:
         return replace(one.match, tentative=False)

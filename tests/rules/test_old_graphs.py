@@ -52,6 +52,23 @@ def looks_alike():
     return step
 
 
+def relearned():
+    """The graphs of the last steps are stored, and every step learns through all of them again."""
+    net = nn.Sequential(*(m for _ in range(3) for m in (nn.Linear(64, 64), nn.Tanh())))
+    links = deque(maxlen=5)
+
+    def step(number):
+        start = (links[-1][1].detach() if links else torch.ones(512, 64)).requires_grad_(True)
+        links.append((start, net(start)))
+        grad = torch.ones(512, 64)
+        for begin, end in list(links)[::-1]:
+            end.backward(grad, retain_graph=True)
+            grad, begin.grad = begin.grad, None
+        net.zero_grad()
+
+    return step
+
+
 def outputs():
     """The last outputs of the critic are stored, as large as an activation, without graphs."""
     model, critic, recent = job()
@@ -66,6 +83,14 @@ def outputs():
 
 def test_outputs_without_graphs_are_no_graphs(tmp_path):
     assert "old-graphs" not in names(outputs, tmp_path / "run.json")
+
+
+def test_graphs_that_a_later_backward_pass_goes_through_are_meant(tmp_path):
+    (graphs,) = [
+        one for one in findings_of(relearned, tmp_path / "run.json") if one.rule == "old-graphs"
+    ]
+    assert graphs.is_tentative
+    assert graphs.remedies == ()
 
 
 def test_what_is_stored_is_told_to_be_detached(tmp_path):

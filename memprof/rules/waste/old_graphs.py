@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from memprof.records import Holder
 from memprof.rules.case import Case
 from memprof.rules.lifespan import outlive_steps
 from memprof.rules.references import advice_on_exceptions
@@ -16,9 +17,9 @@ from memprof.rules.stored_contexts import advice_on_context, stored_attribute
 from memprof.source_code.call_sites import handed_to
 from memprof.source_code.idioms import growing
 from memprof.source_code.patch import diff, wrapped
-from memprof.source_code.program import Place
+from memprof.source_code.program import Place, Program, place_of
 from memprof.source_code.values import goes_backward, is_object, survives_call
-from memprof.trace import Category, Phase
+from memprof.trace import Category, Frame, Phase
 from memprof.views.window import Bools, Window
 
 __all__ = ["RULE"]
@@ -74,8 +75,18 @@ class OldGraphs(WasteRule[OldGraph]):
         """Say of how many steps."""
         return f"are activations of {match.steps} earlier steps whose graphs are still held"
 
+    def is_meant(self, holders: Sequence[Holder], window: Window) -> bool:
+        """Whether a backward pass goes on through what is stored, as one over several steps."""
+        places = (place_of(Frame("", one.filename, one.line)) for one in holders if one.filename)
+        return _goes_on([one for one in places if one is not None], window.programs)
+
     def advice(self, match: OldGraph, case: Case) -> Iterator[Advice]:
-        """Detach what is stored; a stored exception, or a context's attribute, comes first."""
+        """Detach what is stored; a stored exception, or a context's attribute, comes first.
+
+        Nothing where a backward pass goes on through it.
+        """
+        if _goes_on(case.places, case.everywhere):
+            return
         context = stored_attribute(case)
         if context is not None:
             yield from advice_on_context(context)
@@ -106,6 +117,15 @@ def _is_awaited(window: Window, mask: Bools) -> bool:
     freed = mask & (window.lives.free < window.events)
     by_backward = freed & (phase_of_free == Phase.BACKWARD)
     return window.bytes_of(by_backward) > _MOSTLY * window.bytes_of(freed)
+
+
+def _goes_on(places: Sequence[Place], programs: Sequence[Program]) -> bool:
+    """Whether a backward pass may start from what one of the places puts into a container."""
+    filled = ((place, growing(place)) for place in places)
+    return any(
+        filling is not None and goes_backward(place, filling.container, programs)
+        for place, filling in filled
+    )
 
 
 def _learned_later(case: Case, place: Place, argument: ast.expr) -> bool:
