@@ -71,12 +71,22 @@ def _join_module(links: list[Link], at: int) -> tuple[Link | None, int]:
     if not path:
         return None, 0
     name = ".".join(path)
-    # The methods of the object that the chain's name is for, and of the innermost, which has what
-    # follows: a program may call those of either. What both have empties the inner one through the
-    # outer one, as `MetricCollection.reset` does; its `clear` and `pop` take out whole metrics.
-    outer, inner_ones = set(first.releases), set(links[at - 1].releases)
-    releases = tuple(sorted(outer & inner_ones or outer | inner_ones))
+    releases = _releases_of(first, links[at - 1])
     return Link(kind, name, first.type_name, filename, releases=releases), at - start
+
+
+def _releases_of(outer: Link, inner: Link) -> tuple[str, ...]:
+    """The ways out of a module that a chain's name is for, or of the one inside that has the rest.
+
+    What both have empties the inner one through the outer one, as `MetricCollection.reset` does; its
+    `clear` and `pop` take out whole metrics. What only the outer one has is about other things than
+    what the inner one collects, unless it is there to hold modules.
+    """
+    of_outer, of_inner = set(outer.releases), set(inner.releases)
+    both = of_outer & of_inner
+    holds_modules = not _CONTAINERS.isdisjoint((outer.type_name, inner.type_name))
+    either = of_outer | of_inner if holds_modules else of_inner or of_outer
+    return tuple(sorted(both or either))
 
 
 def _is_entry(links: list[Link], at: int) -> bool:

@@ -140,7 +140,7 @@ class WasteRule(Rule, Generic[AnyMatch]):
     def advice(self, match: AnyMatch, case: Case) -> Iterator[Advice]:
         """Changes that would mend it, the best first."""
 
-    def is_meant(self, holders: Sequence[Holder], window: Window) -> bool:
+    def is_meant(self, holders: Sequence[Holder], window: Window) -> bool:  # noqa: ARG002
         """Whether the program has a use for what ``holders`` keep: no headline then."""
         return False
 

@@ -94,12 +94,32 @@ class Score(torch.nn.Module):
         self.values = []
 
 
+class Judge(torch.nn.Module):
+    """It tears down other things than its score."""
+
+    def __init__(self, parts: dict[str, Score]) -> None:
+        super().__init__()
+        self.one = parts["one"]
+
+    def __getitem__(self, name: str) -> Score:
+        assert name == "one"
+        return self.one
+
+    def remove_hooks(self) -> None: ...
+
+    def teardown(self) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("outer", "releases"),
-    [(Scores, ("reset",)), (torch.nn.ModuleDict, ("clear", "pop", "reset"))],
+    [
+        (Scores, ("reset",)),
+        (torch.nn.ModuleDict, ("clear", "pop", "reset")),
+        (Judge, ("reset",)),
+    ],
 )
 def test_a_modules_path_has_the_ways_out_of_both_of_its_ends(
-    outer: type[torch.nn.ModuleDict], releases: tuple[str, ...]
+    outer: type[torch.nn.ModuleDict] | type[Judge], releases: tuple[str, ...]
 ) -> None:
     KEPT["scores"] = scores = outer({"one": Score()})
     value = scores["one"].values[0]
