@@ -78,9 +78,9 @@ def _join_module(links: list[Link], at: int) -> tuple[Link | None, int]:
 def _releases_of(outer: Link, inner: Link) -> tuple[str, ...]:
     """The ways out of a module that a chain's name is for, or of the one inside that has the rest.
 
-    What both have empties the inner one through the outer one, as `MetricCollection.reset` does; its
-    `clear` and `pop` take out whole metrics. What only the outer one has is about other things than
-    what the inner one collects, unless it is there to hold modules.
+    What both have empties the inner one through the outer one, as `MetricCollection.reset` does;
+    its `clear` and `pop` take out whole metrics. What only the outer one has is about other things
+    than what the inner one collects, unless it is there to hold modules.
     """
     of_outer, of_inner = set(outer.releases), set(inner.releases)
     both = of_outer & of_inner

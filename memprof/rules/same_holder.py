@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from itertools import groupby
 
+import msgspec
+
 from memprof.records import Holder
 from memprof.reference_chain import CYCLES, THROUGH_GRAPH, Link, LinkKind, largest_container, way
 
@@ -18,6 +20,7 @@ _INSIDE = THROUGH_GRAPH | {
     LinkKind.BUFFER,
 }
 """Links below the thing that a person would let go of."""
+_ATTRIBUTES = frozenset({LinkKind.ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE})
 
 
 def holder_key(holder: Holder) -> tuple[Hashable, ...]:
@@ -29,8 +32,23 @@ def holder_key(holder: Holder) -> tuple[Hashable, ...]:
     if holder.kind in CYCLES:
         place = (holder.filename, holder.line) if holder.line else ("", 0)
         return (holder.kind, place)
-    links = way(holder.links[: _depth(holder.links)])
+    links = way(_without_field(holder.links[: _depth(holder.links)]))
     return tuple(link for link, _ in groupby(links)) or (holder.kind, holder.filename, holder.line)
+
+
+def _without_field(links: Sequence[Link]) -> Sequence[Link]:
+    """The chain without which field of a library's object it is, where that has a way out.
+
+    A metric has its predictions and its targets in two lists, and empties both by one method.
+    """
+    at = len(links) - 2
+    if at < 0 or links[-1].kind is not LinkKind.ITEM or links[at].kind not in _ATTRIBUTES:
+        return links
+    field = links[at]
+    if field.filename or not field.releases:
+        return links
+    owner = msgspec.structs.replace(field, name=field.name.rpartition(".")[0])
+    return [*links[:at], owner, links[-1]]
 
 
 def _depth(links: Sequence[Link]) -> int:

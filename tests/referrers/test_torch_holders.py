@@ -119,7 +119,7 @@ class Judge(torch.nn.Module):
     ],
 )
 def test_a_modules_path_has_the_ways_out_of_both_of_its_ends(
-    outer: type[torch.nn.ModuleDict] | type[Judge], releases: tuple[str, ...]
+    outer: type[torch.nn.ModuleDict | Judge], releases: tuple[str, ...]
 ) -> None:
     KEPT["scores"] = scores = outer({"one": Score()})
     value = scores["one"].values[0]

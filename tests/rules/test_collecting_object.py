@@ -88,7 +88,25 @@ def test_what_hands_things_to_a_metric_is_the_line_that_should_empty_it(tmp_path
     (found,) = findings_of(program, tmp_path / "run.json")
     (remedy,) = (one for one in found.remedies if one.rule == "collecting-object")
     assert (remedy.fix, remedy.code) == ("clear_container", "self.precision.update(batch)")
-    assert "`precision.reset()`" in remedy.why
+    assert "`self.precision.reset()`" in remedy.why
+
+
+def test_two_lists_of_one_metric_are_one_finding(tmp_path, library):
+    def program():
+        job = SimpleNamespace(correlation=library("scores").Correlation())
+
+        def step(number):
+            preds = torch.zeros(WIDTH, WIDTH)
+            target = torch.zeros(WIDTH, 2 * WIDTH)
+            job.correlation.update(preds, target)
+
+        return step
+
+    (found,) = findings_of(program, tmp_path / "run.json")
+    assert found.bytes_per_step == 3 * WIDTH * WIDTH * 4
+    (remedy,) = (one for one in found.remedies if one.rule == "collecting-object")
+    assert remedy.code == "job.correlation.update(preds, target)"
+    assert "`job.correlation.reset()`" in remedy.why
 
 
 def a_guide_of_ever_new_parameters():

@@ -45,6 +45,8 @@ class Collector(Cause):
     """The object's class, where only the statement that makes the object is in sight."""
     is_longer: bool = False
     """Looks saw the container become longer, and nothing says how the program gets there."""
+    receiver: str = ""
+    """The object as the statement writes it."""
 
 
 class CollectingObject(GrowthRule[Collector]):
@@ -83,12 +85,11 @@ class CollectingObject(GrowthRule[Collector]):
                 "over a number or the name of a file, or only what is read again.",
                 cause.place,
             )
-        elif cause.releases:
-            methods = " or ".join(f"`{cause.owner}.{name}()`" for name in cause.releases)
+        elif cause.releases and not cause.is_in_stack:
             yield Advice(
                 "clear_container",
-                f"`{cause.owner}` collects in its `{cause.container}` ({cause.length} items): call "
-                f"{methods} now and then, or do without it.",
+                f"`{cause.receiver or cause.owner}` collects in its `{cause.container}` "
+                f"({cause.length} items): call {_releases(cause)} now and then, or do without it.",
                 cause.place,
             )
         elif cause.is_longer:
@@ -111,7 +112,7 @@ class CollectingObject(GrowthRule[Collector]):
             yield Advice(
                 "clear_container",
                 f"At every call of `{cause.call}` its `{cause.container}` ({cause.length} items) "
-                "becomes longer: empty it when its result is done with (`reset()`, `clear()`).",
+                f"becomes longer: {_emptying(cause)}.",
                 cause.place,
             )
         else:
@@ -124,15 +125,25 @@ class CollectingObject(GrowthRule[Collector]):
             )
 
 
+def _releases(cause: Collector) -> str:
+    receiver = cause.receiver or cause.owner
+    return " or ".join(f"`{receiver}.{name}()`" for name in cause.releases)
+
+
+def _emptying(cause: Collector) -> str:
+    if not cause.releases:
+        return "empty it when its result is done with (`reset()`, `clear()`)"
+    return f"call {_releases(cause)} when its result is done with"
+
+
 def _by_call(case: Case) -> Collector | None:
     """The object's call in the stack that made the tensors."""
     for holder in case.finding.holders:
-        owner, container, length = _collected_in(holder)
+        owner, *_ = _collected_in(holder)
         for _, place in case.frames if owner else ():
             call = next((c for c in calls_in(place.statement) if owner in _receivers(c)), None)
             if call is not None and growing(place) is None:
-                text = ast.unparse(call.func)
-                return Collector(place, text, owner, container, length, is_in_stack=True)
+                return _called(holder, place, call)
     return None
 
 
@@ -143,14 +154,31 @@ def _by_result(case: Case) -> Collector | None:
         return None
     names_made = {name for one in bound_names(site.statement) for name in _names(one)}
     for holder in case.finding.holders:
-        owner, container, length = _collected_in(holder)
+        owner, *_ = _collected_in(holder)
         for call in calls_in(site.scope) if owner else ():
             names_given = {name for one in call.args for name in _names(one)}
             place = site.program.place(call)
             if place is not None and names_given & names_made and _hands(call, owner):
-                text = ast.unparse(call.func)
-                return Collector(place, text, owner, container, length, is_in_stack=True)
+                return _called(holder, place, call)
     return None
+
+
+def _called(holder: Holder, place: Place, call: ast.Call) -> Collector:
+    """The object by a call of it, with the ways out that its class has."""
+    owner, container, length = _collected_in(holder)
+    function = receiver = call.func
+    if isinstance(function, ast.Attribute) and last_name(ast.unparse(function.value)) == owner:
+        receiver = function.value
+    return Collector(
+        place,
+        ast.unparse(function),
+        owner,
+        container,
+        length,
+        is_in_stack=True,
+        releases=_ways_out(holder),
+        receiver=ast.unparse(receiver),
+    )
 
 
 def _names(node: ast.expr) -> set[str]:
@@ -218,31 +246,42 @@ def _by_release(case: Case) -> Collector | None:
     """A library's object that holds the container and has methods to empty it."""
     for holder in case.finding.holders:
         owner, container, length = _collected_in(holder)
-        links = holder.links
-        at = next((at for at, link in enumerate(links) if link.kind == LinkKind.ITEM), 0)
-        having = links[at - 1] if at else None
-        if not owner or having is None or having.filename or not having.releases:
-            continue
-        if len(having.releases) <= _MOST_RELEASES:
+        releases = _ways_out(holder)
+        if owner and releases:
+            place, receiver = _filling_call(case, owner, releases)
             return Collector(
-                _filling_call(case, owner, having.releases) or case.place_of(holder),
+                place or case.place_of(holder),
                 owner=owner,
+                receiver=receiver,
                 container=container,
                 length=length,
-                releases=having.releases,
+                releases=releases,
             )
     return None
 
 
-def _filling_call(case: Case, owner: str, releases: Sequence[str]) -> Place | None:
-    """The program's first statement that hands something to the object."""
+def _ways_out(holder: Holder) -> tuple[str, ...]:
+    """The methods that empty the container, of a library's class that has few enough of them."""
+    links = holder.links
+    at = next((at for at, link in enumerate(links) if link.kind == LinkKind.ITEM), 0)
+    having = links[at - 1] if at else None
+    if having is None or having.filename or len(having.releases) > _MOST_RELEASES:
+        return ()
+    return having.releases
+
+
+def _filling_call(case: Case, owner: str, releases: Sequence[str]) -> tuple[Place | None, str]:
+    """The program's first statement that hands something to the object, and how it names that."""
     for program in case.programs:
         for call in calls_in(program.tree):
             name = last_name(ast.unparse(call.func))  # ``metric(x)``, else ``metric.update(x)``
             calls_it = name == owner and bool(call.args)
-            if calls_it or (name not in releases and _hands(call, owner)):
-                return program.place(call)
-    return None
+            if calls_it:
+                return program.place(call), ast.unparse(call.func)
+            if name not in releases and _hands(call, owner):
+                assert isinstance(call.func, ast.Attribute)
+                return program.place(call), ast.unparse(call.func.value)
+    return None, ""
 
 
 def _by_construction(case: Case) -> Collector | None:
