@@ -115,6 +115,10 @@ class Flow:
         """
         return self._any(lambda node, scopes: self._uses(node, scopes, calls))
 
+    def reaches(self, calls: frozenset[str]) -> bool:
+        """True if a call of one of these names may be of it, or be handed it."""
+        return self._any(lambda node, scopes: self._is_in_call(node, scopes, calls))
+
     def is_held_beside(self, scope: ast.AST, name: str) -> bool:
         """True if an attribute, a variable of the file or another one of a function holds it.
 
@@ -150,7 +154,10 @@ class Flow:
             return True
 
     def _starts(self, node: ast.AST, scopes: Scopes) -> bool:
-        if not isinstance(node, ast.Call) or called_name(node) not in LEARNING:
+        return self._is_in_call(node, scopes, LEARNING)
+
+    def _is_in_call(self, node: ast.AST, scopes: Scopes, calls: frozenset[str]) -> bool:
+        if not isinstance(node, ast.Call) or called_name(node) not in calls:
             return False
         return any(self.carries(one, scopes) for one in (_receiver(node), *_arguments(node)))
 
