@@ -24,7 +24,7 @@ def joined_at_peak(window: Window) -> Iterator[int]:
     if window.peak.event < 0:
         return
     lives = window.lives
-    large = window.at_peak & ~window.has_owner & (lives.alloc >= 0)
+    large = window.at_peak & ~window.has_owner
     large &= lives.size >= _LEAST_SHARE * window.peak.bytes
     yield from (row for row in np.flatnonzero(large)[::-1].tolist() if _is_joined(window, row))
 
@@ -38,9 +38,15 @@ def _is_joined(window: Window, row: int) -> bool:
 
 
 def parts_of(window: Window, row: int) -> Ints:
-    """Tensors of one line, there when ``row`` was made, that are together as large as it is."""
+    """Tensors of one line, there when ``row`` was made, that are together as large as it is.
+
+    Of what was there before the window the order is not known.
+    """
     lives = window.lives
-    before = ~window.has_owner & (lives.alloc < lives.alloc[row]) & (lives.free > lives.alloc[row])
+    made = lives.alloc[row]
+    earlier = (lives.alloc < made) | (lives.alloc < 0)
+    before = ~window.has_owner & earlier & (lives.free > made)
+    before[row] = False
     whole_size = int(lives.requested[row])
     for site in np.unique(window.site[before]):
         rows = np.flatnonzero(before & (window.site == site))

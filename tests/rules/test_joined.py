@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+import memprof
+from memprof.loading import load
+from memprof.rules.ranked_findings import findings
 from tests.rules.recorded import findings_of
 
 PARTS, WIDTH = 8, 1 << 14
@@ -38,3 +42,25 @@ def test_it_is_enough_to_drop_what_is_joined_where_the_peak_comes_later(tmp_path
     assert found.match.drop
     assert found.site.code == "batch = torch.stack(frames)"
     assert found.remedies[0].fix == "clear_container"
+
+
+@pytest.mark.usefixtures("with_native")
+def test_what_was_joined_before_the_window_and_stays_is_to_be_filled_in_place(tmp_path):
+    """Data is prepared, which takes all events there are for that, before the training begins."""
+    path, count = tmp_path / "run.json", 5_000
+    model = torch.nn.Linear(128, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with memprof.track(path, sources=("cpu",), allowance_s=600, max_events=12_000):
+        parts = [torch.full((128,), float(part)) for part in range(count)]
+        data = torch.stack(parts)
+        for number in range(8):
+            optimizer.zero_grad()
+            model(data[number * 8 : number * 8 + 8]).square().mean().backward()
+            optimizer.step()
+    run = load(path)
+    assert len(run.device("cpu").windows) == 2
+    (joined,) = [one for one in findings(run) if one.rule == "joined"]
+    assert joined.bytes == count * 128 * 4
+    assert not joined.is_tentative
+    assert [remedy.fix for remedy in joined.remedies][:2] == ["preallocate", "clear_container"]
+    assert joined.remedies[0].saves_bytes == joined.bytes

@@ -49,13 +49,17 @@ class JoinedParts(WasteRule[PartsAndResult]):
             results, every = all_joined(window, row)
             dropped = window.replayed(window.ended_at(every, lives.alloc[results] + 1))
             in_place_saving = window.replayed(_cuts_when_filled(window, results, every))
-            drop = bool(dropped.bytes >= _LEAST_AS_GOOD * in_place_saving.bytes)
+            # Before the window both were there at once: to drop the parts comes too late for that.
+            is_earlier = lives.alloc[row] < 0
+            drop = not is_earlier and dropped.bytes >= _LEAST_AS_GOOD * in_place_saving.bytes
+            best = max(in_place_saving, dropped, key=lambda saving: saving.bytes)
+            stay = bool(window.stays[at_peak].all())
             yield PartsAndResult(
                 row=row,
                 rows=at_peak,
                 nbytes=int(lives.size[at_peak].sum()),
-                saving=max(dropped, in_place_saving, key=lambda saving: saving.bytes),
-                tentative=not drop,  # that much may be needed at once
+                saving=in_place_saving if is_earlier else best,
+                tentative=not (drop or (is_earlier and stay)),  # it may be needed at once
                 drop=drop,
             )
             return
