@@ -57,6 +57,17 @@ class Normalized:
         return self.frames[number % FRAMES].mean().item()
 
 
+class DividedWhenRead:
+    """Frames are kept as they come, in the type that `torch.zeros` has by itself."""
+
+    def __init__(self):
+        self.frames = torch.zeros(FRAMES, 3, SIDE, SIDE)
+
+    def step(self, number):
+        self.frames[number % FRAMES] = torch.from_numpy(taken())
+        return (self.frames[number : number + 4].float() / 255).mean().item()
+
+
 class OfBytes:
     """Bytes are kept, and a batch of them is divided."""
 
@@ -94,6 +105,10 @@ def fires_on_a_data_set():
     return Normalized().step
 
 
+def fires_where_parts_are_read():
+    return DividedWhenRead().step
+
+
 def looks_alike():
     return OfBytes().step
 
@@ -115,6 +130,7 @@ def kept_bytes(program, path):
             fires_on_a_list,
             "self.frames = [torch.from_numpy(taken()).float() / 255 for _ in range(FRAMES)]",
         ),
+        (fires_where_parts_are_read, "self.frames = torch.zeros(FRAMES, 3, SIDE, SIDE)"),
     ],
 )
 def test_three_quarters_are_saved_where_the_bytes_are_kept(program, code, tmp_path):

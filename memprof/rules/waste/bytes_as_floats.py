@@ -1,4 +1,4 @@
-"""bytes-as-floats: values of 0 to 255 are kept as fractions in a floating type, over the steps."""
+"""bytes-as-floats: values of 0 to 255 are kept in a floating type, over the steps."""
 
 from __future__ import annotations
 
@@ -37,25 +37,32 @@ _FLOAT = 4
 _DIVIDES = ("div", "div_", "divide", "divide_", "true_divide")
 _FILLS = ("copy_",)
 _ADDS = ("append", "appendleft")
+_KEEPS_VALUES = frozenset(("clone", "contiguous", "float", "to", "type"))
+"""Methods after which the values of a part are what they were."""
 _MAKES = frozenset(("empty", "zeros", "ones", "full"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fractions(Match):
+class Bytes(Match):
     """Where the bytes are divided."""
 
     place: Place | None = None
+    when_read: bool = False
+    """They are kept as they are, and divided as they are read."""
 
 
-class BytesAsFloats(WasteRule[Fractions]):
+class BytesAsFloats(WasteRule[Bytes]):
     """`self.frames[at] = torch.from_numpy(frame).float() / 255`: four bytes are kept for one."""
 
     name = "bytes-as-floats"
-    summary = "values of 0 to 255 are kept as fractions in a floating type"
+    summary = "values of 0 to 255 are kept in a floating type"
     fixes = ("keep_bytes",)
 
-    def matches(self, window: Window) -> Iterator[Fractions]:
-        """What stays over the steps and is filled with, or made of, a quotient by 255."""
+    def matches(self, window: Window) -> Iterator[Bytes]:
+        """What stays over the steps and is filled with, or made of, a quotient by 255.
+
+        Or whose parts are divided by 255 when they are read.
+        """
         # Its own parts may be the peak, and gone when it is there.
         near_peak = np.isin(window.site, np.unique(window.site[window.at_peak]))
         mask = ~window.has_owner & near_peak & window.stays & outlive_steps(window)
@@ -69,30 +76,40 @@ class BytesAsFloats(WasteRule[Fractions]):
             if place is None or not made_by_its_statement(window, row):
                 continue
             divides = _division(place)
-            if divides is None:
+            read = _division_of_parts(place) if divides is None else None
+            if divides is None and read is None:
                 continue
             rows = np.flatnonzero(of_site)
-            yield Fractions(
+            yield Bytes(
                 row=row,
                 rows=rows,
                 nbytes=int(window.lives.size[rows].sum()),
                 saving=_saving(window, rows, row),
-                place=divides,
+                place=divides or read,
+                when_read=divides is None,
             )
             return
 
-    def title(self, match: Fractions) -> str:  # noqa: ARG002 - every match reads the same
-        """Say what they were."""
-        return "are bytes that are kept as fractions, in four times the memory"
+    def title(self, match: Bytes) -> str:
+        """Say what they are kept as."""
+        kept_as = "floats" if match.when_read else "fractions"
+        return f"are bytes that are kept as {kept_as}, in four times the memory"
 
-    def advice(self, match: Fractions, case: Case) -> Iterator[Advice]:
+    def advice(self, match: Bytes, case: Case) -> Iterator[Advice]:
         """Keep the bytes, and divide a batch when it is used."""
         place = match.place
         assert place is not None
+        nbytes = format_bytes(match.nbytes)
         why = (
-            f"{format_bytes(match.nbytes)} of float32 hold what was divided by 255: kept as "
-            "`torch.uint8` it takes a quarter. Divide each batch when it is used."
+            f"{nbytes} of float32 hold what was divided by 255: kept as `torch.uint8` it takes a "
+            "quarter. Divide each batch when it is used."
         )
+        if match.when_read:
+            why = (
+                f"{nbytes} of float32 hold values that are divided by 255 only when they are read "
+                f"(line {place.line}): give it `dtype=torch.uint8`, which takes a quarter."
+            )
+            place = case.site or place
         site = case.place_at(place.program.filename, place.line)
         yield Advice("keep_bytes", why, site or case.site)
 
@@ -126,6 +143,30 @@ def _division(place: Place) -> Place | None:
         at = place.program.place(node) if value is not None else None
         if at is not None and _divided(at, value):
             return at
+    return None
+
+
+def _division_of_parts(place: Place) -> Place | None:
+    """The statement that divides by 255, as it is read, a part of what another one makes."""
+    targets = bound_names(place.statement)
+    if len(targets) != 1 or not _is_plain(place.statement):
+        return None
+    name = ast.unparse(targets[0])
+    for node in ast.walk(_scope(place, targets[0])):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and _is_highest(node.right):
+            part: ast.expr = node.left
+        elif isinstance(node, ast.Call) and called_name(node) in _DIVIDES:
+            if not any(map(_is_highest, node.args)) or not isinstance(node.func, ast.Attribute):
+                continue
+            part = node.func.value
+        else:
+            continue
+        while isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute):
+            if called_name(part) not in _KEEPS_VALUES:
+                break
+            part = part.func.value
+        if _is_part_of(part, name):
+            return place.program.place(node)
     return None
 
 
