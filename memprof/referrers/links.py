@@ -65,6 +65,8 @@ _MOST_RELEASES = 16
 _OF_QUEUES = ("queue", "_queue")
 """Attributes in which queues have their items."""
 _INDEX_FROM = 64  # containers this large get an index, for many of their items may be asked for
+_MANY_OF_CLASS = 8
+"""Objects of one class: a record may have a few, as one for training and one for testing."""
 _MOST_BELOW = 500
 """Objects below the value of a weak key that are looked at for the key itself."""
 
@@ -250,10 +252,17 @@ class Naming:
 
 
 def _is_record(owner: object) -> bool:
-    """Return whether a container is a dict with nothing but strings for keys."""
+    """Return whether a container is a dict with nothing but strings for keys.
+
+    Objects of one class of the program's, and many of them, are a collection, whatever their names.
+    """
     if not issubclass(type(owner), dict):
         return False
     keys: list[object] = list(dict.keys(owner))  # type: ignore[arg-type]
+    values: list[object] = list(dict.values(owner))  # type: ignore[arg-type]
+    kind = type(values[0]) if len(values) >= _MANY_OF_CLASS else None
+    if kind is not None and all(type(one) is kind for one in values) and _file_of(kind):
+        return False
     return all(issubclass(type(key), str) for key in keys)
 
 

@@ -8,8 +8,10 @@ from math import prod
 import msgspec
 
 from memprof.records import Finding, Holder
-from memprof.reference_chain import LinkKind, is_field, largest_container, way
+from memprof.reference_chain import Link, LinkKind, is_field, largest_container, way
 from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.program import code_of
+from memprof.trace import Frame
 
 __all__ = ["holders_of"]
 
@@ -40,12 +42,12 @@ def _with_growth(holder: Holder, earlier: Sequence[Finding]) -> Holder:
     others = [one for one in same if [link.length for link in one.links] != lengths]
     if not others:
         return holder
-    links = [
-        msgspec.structs.replace(link, grows=0 < before.length < link.length)
-        for link, before in zip(holder.links, others[-1].links, strict=True)
-    ]
+    pairs = zip(holder.links, others[-1].links, strict=True)
+    links = [_grown(link) if 0 < before.length < link.length else link for link, before in pairs]
     at = largest_container(links)
-    if at is None or not links[at].grows or at == largest_container(holder.links):
+    if at is None or not links[at].grows:
+        return msgspec.structs.replace(holder, links=links)
+    if at == largest_container(holder.links) and not is_field(holder.links[at]):
         return msgspec.structs.replace(holder, links=links)
     while at and links[at].kind == LinkKind.ITEM:
         at -= 1
@@ -53,8 +55,17 @@ def _with_growth(holder: Holder, earlier: Sequence[Finding]) -> Holder:
     if not own_link.line or frame_kind(own_link.filename) is not FrameKind.USER:
         return msgspec.structs.replace(holder, links=links)
     return msgspec.structs.replace(
-        holder, links=links, filename=own_link.filename, line=own_link.line, code=""
+        holder,
+        links=links,
+        filename=own_link.filename,
+        line=own_link.line,
+        code=code_of(Frame("", own_link.filename, own_link.line)),
     )
+
+
+def _grown(link: Link) -> Link:
+    """A container that became longer; a dict that does so has no fixed names, as a record has."""
+    return msgspec.structs.replace(link, grows=True, is_record=False)
 
 
 def _room(holder: Holder) -> int:

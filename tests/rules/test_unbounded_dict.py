@@ -69,3 +69,29 @@ def test_a_dict_that_has_few_places_for_many_steps_is_not_what_grows(tmp_path):
         "detach",
         "self.averages[name] = value",
     )
+
+
+class Molecule:
+    def __init__(self, text):
+        self.bonds = torch.zeros(len(text) * WIDTH, WIDTH)
+        self.bonds[:, 0] = 1.0
+
+
+def by_text():
+    """A cache by texts, whose values have the tensors; texts might be the names of a record."""
+    molecules = {}
+
+    def molecule(text):
+        if text not in molecules:
+            molecules[text] = Molecule(text)
+        return molecules[text]
+
+    return lambda number: molecule("C" * 4 + chr(65 + number)) and None
+
+
+def test_a_dict_by_texts_that_grows_is_no_record(tmp_path):
+    (found,) = findings_of(by_text, tmp_path / "run.json", steps=40)
+    first = found.remedies[0]
+    assert found.bytes_per_step == 5 * WIDTH * WIDTH * 4
+    assert (first.rule, first.fix) == ("unbounded-dict", "bound_cache")
+    assert first.code == "molecules[text] = Molecule(text)"
