@@ -132,3 +132,23 @@ def test_a_container_that_looks_saw_grow_is_named_with_the_line_that_runs(tmp_pa
     assert (remedy.rule, remedy.fix) == ("collecting-object", "clear_container")
     assert remedy.code == "inference.step(number)"
     assert remedy.why.startswith("`optimizers.of_parameter` (")
+
+
+def test_what_a_metric_keeps_with_its_graph_is_to_be_detached(tmp_path, library):
+    def program():
+        model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+        job = SimpleNamespace(correlation=library("scores").Correlation())
+
+        def step(number):
+            preds = model(torch.zeros(WIDTH, WIDTH)).mean()
+            job.correlation.update(preds, number)
+            if number == 99:  # when the epoch is over
+                job.correlation.reset()
+
+        return step
+
+    (found,) = findings_of(program, tmp_path / "run.json")
+    first, second = (one for one in found.remedies if one.rule == "collecting-object")
+    assert (first.fix, first.code) == ("detach", "job.correlation.update(preds, number)")
+    assert second.fix == "clear_container"
+    assert first is found.remedies[0]

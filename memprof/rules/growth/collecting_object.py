@@ -20,6 +20,8 @@ _ATTRIBUTES = frozenset({LinkKind.ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE})
 """Links from an object to what it has."""
 
 
+_MOSTLY = 0.5
+"""Share of the bytes from which cutting off the graph is not the remedy."""
 _MOST_RELEASES = 2
 """Of more methods it is not known which of them empties the container."""
 
@@ -54,7 +56,7 @@ class CollectingObject(GrowthRule[Collector]):
 
     name = "collecting-object"
     summary = "a library's object collects what it is called with"
-    fixes = ("clear_container", "del_ref")
+    fixes = ("detach", "clear_container", "del_ref")
     yields_to = EVERY_OTHER
 
     def match(self, case: Case) -> Collector | None:
@@ -76,8 +78,17 @@ class CollectingObject(GrowthRule[Collector]):
             or _by_length(case)
         )
 
-    def advice(self, cause: Collector, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the cause says all
-        """Empty it; or give it less."""
+    def advice(self, cause: Collector, case: Case) -> Iterator[Advice]:
+        """Give it tensors without their graphs, where those are most of it; empty it."""
+        if cause.receiver and case.graph and case.kept_itself <= _MOSTLY:
+            yield Advice(
+                "detach",
+                f"`{cause.receiver}` keeps the graph of what it is given, {cause.length} times in "
+                f"its `{cause.container}`: hand it over detached (`.detach()`), or a number "
+                "(`.item()`).",
+                cause.place,
+                remains=case.kept_itself,
+            )
         if cause.is_named:
             yield Advice(
                 "del_ref",
