@@ -15,12 +15,12 @@ __all__ = ["Reduced", "Reduction", "computed_by_value", "reduction_of", "reducti
 
 _PICKING = frozenset(
     (
-        *("all", "amax", "amin", "any", "argmax", "argmin", "count_nonzero", "logsumexp", "max"),
-        *("mean", "median", "min", "mode", "norm", "nansum", "nanmean", "prod", "std", "std_mean"),
-        *("sum", "topk", "var", "var_mean"),
+        *("all", "amax", "amin", "any", "argmax", "argmin", "count_nonzero", "index_select"),
+        *("logsumexp", "max", "mean", "median", "min", "mode", "narrow", "norm", "nansum"),
+        *("nanmean", "prod", "select", "std", "std_mean", "sum", "topk", "var", "var_mean"),
     )
 )
-"""Methods of tensors, and functions of torch, that reduce a dimension."""
+"""Methods of tensors, and functions of torch, that reduce a dimension or take a part of it."""
 _ADDING = frozenset(
     (
         *("all", "amax", "amin", "any", "count_nonzero", "logsumexp", "max", "mean", "min"),

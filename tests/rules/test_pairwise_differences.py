@@ -33,6 +33,19 @@ def expanded(a, b):
     return ((rows - columns) ** 2).sum(2)
 
 
+def in_place_of_its_own(a, b):
+    """Of a batch of pairs, each turned under its own name."""
+    x, y = a[None], b[None]
+    return of_batch(x, y)[0]
+
+
+def of_batch(x, y):
+    shape = (-1, x.shape[1], y.shape[1], x.shape[2])
+    x = x.unsqueeze(2).expand(*shape)
+    y = y.unsqueeze(1).expand(*shape)
+    return torch.pow(x - y, 2).sum(3)
+
+
 def over_others(a, b):
     """Of two groups at a time: the third dimension is that of the points."""
     difference = a.view(2, -1, DIMENSIONS).unsqueeze(2) - b.view(2, -1, DIMENSIONS).unsqueeze(1)
@@ -89,6 +102,7 @@ def looks_alike():
         (at_once, "return torch.linalg.norm(a[:, None] - b[None], dim=-1)"),
         (by_product, "difference = a[:, None, :] - b[None, :, :]"),
         (expanded, "return ((rows - columns) ** 2).sum(2)"),
+        (in_place_of_its_own, "return torch.pow(x - y, 2).sum(3)"),
     ],
 )
 def test_the_subtraction_is_told_also_where_the_peak_is_in_the_backward_pass(

@@ -77,6 +77,19 @@ def test_a_list_that_is_joined_under_its_own_name_is_followed_from_there(tmp_pat
     assert found.remedies[0].fix == "reduce_predictions"
 
 
+def by_a_few_columns():
+    """All classes are collected for the few that are looked at."""
+    columns = torch.tensor([3, 5])
+
+    @torch.no_grad()
+    def step(number):
+        kept = [predict(i) for i in range(PASSES)]
+        few = torch.cat(kept).index_select(1, columns)
+        return few.mean().item()
+
+    return step
+
+
 def by_one_of_each_row():
     """Of the probabilities of all tokens those are read that were drawn."""
 
@@ -155,6 +168,7 @@ def handed_back():
             "running_total",
         ),
         (by_part, "`probabilities.argmax(dim=1)` is", "reduce_predictions"),
+        (by_a_few_columns, "`torch.cat(kept).index_select(1, columns)` is", "reduce_predictions"),
         (
             by_one_of_each_row,
             "`log_probs.gather(-1, drawn.unsqueeze(-1))` is",

@@ -9,7 +9,7 @@ from memprof.rules.case import Case
 from memprof.rules.large_tensor import large_tensor
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.program import Place, called_name
-from memprof.source_code.values import values_of
+from memprof.source_code.values import last_binding, values_of
 from memprof.trace import Phase
 from memprof.units import format_bytes
 from memprof.views.peak_without import Saving
@@ -25,10 +25,10 @@ _ROOTS = frozenset(("abs", "norm", "pow", "square", "vector_norm"))
 """Without one of these a sum of differences is no distance."""
 _SAME_PAIRS = frozenset(("contiguous", "expand", "expand_as", "repeat"))
 """What gives the turned operand the shape of all pairs, which it would have all the same."""
-_LAST = frozenset(("-1", "2"))
-"""The last dimension, of rows that were turned against one another."""
 _OF_ROWS = frozenset(("0", "1", ":, None", ":, None, :", "None", "None, :", "None, :, :"))
 """How two tables of rows are turned: the differences have three dimensions."""
+_OF_BATCHES = {"1", "2"}
+"""How a batch of them is, by `unsqueeze`: they have four."""
 _MOST_DIMENSIONS = 4096
 _KEPT = 2
 """Times one value for each pair: what `cdist` saves for its gradient, and that of the distances."""
@@ -115,7 +115,8 @@ def _is_for_distances(place: Place) -> bool:
     parents = {
         child: node for node in ast.walk(place.scope) for child in ast.iter_child_nodes(node)
     }
-    last = _LAST if set(_turns(place, differences[0])) <= _OF_ROWS else _LAST - {"2"}
+    turns = set(_turns(place, differences[0]))
+    last = {"-1"} | ({"2"} if turns <= _OF_ROWS else {"3"} if turns == _OF_BATCHES else set())
     sums = {_distance_of(use, parents, last) for use in uses}
     return len(sums) == 1 and None not in sums
 
@@ -129,8 +130,7 @@ def _turns(place: Place, difference: ast.BinOp) -> tuple[str, str] | tuple[()]:
 def _turn(place: Place, operand: ast.expr) -> str:
     """How an operand is given one more dimension, as a name as well; empty where it is not."""
     if isinstance(operand, ast.Name):
-        values = list(values_of(place, operand.id))
-        operand = values[0] if len(values) == 1 and values[0] is not None else operand
+        operand = _value_of(place, operand) or operand
     while isinstance(operand, ast.Call) and called_name(operand) in _SAME_PAIRS:
         if not isinstance(operand.func, ast.Attribute):
             return ""
@@ -143,9 +143,17 @@ def _turn(place: Place, operand: ast.expr) -> str:
     return ""
 
 
-def _distance_of(
-    use: ast.AST, parents: dict[ast.AST, ast.AST], last: frozenset[str]
-) -> ast.AST | None:
+def _value_of(place: Place, name: ast.Name) -> ast.expr | None:
+    """What a name was last bound to, ``x = x.unsqueeze(2)`` of a parameter included."""
+    values = list(values_of(place, name.id))
+    if len(values) == 1:
+        return values[0]
+    binding = last_binding(place, name)
+    statement = binding.statement if binding is not None else None
+    return statement.value if isinstance(statement, ast.Assign) else None
+
+
+def _distance_of(use: ast.AST, parents: dict[ast.AST, ast.AST], last: set[str]) -> ast.AST | None:
     """The sum that a use of differences goes into, with nothing but powers before; else None.
 
     ``last`` are the ways to write the dimension that it has to be along.
@@ -171,7 +179,7 @@ def _distance_of(
     return None
 
 
-def _is_along(call: ast.Call, last: frozenset[str]) -> bool:
+def _is_along(call: ast.Call, last: set[str]) -> bool:
     """Whether a sum is one along a dimension that is written so."""
     given = [*call.args, *(one.value for one in call.keywords if one.arg in ("dim", "axis"))]
     return any(ast.unparse(one).strip("()[],") in last for one in given)
