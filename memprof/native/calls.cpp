@@ -18,8 +18,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <deque>
-#include <unordered_map>
 
 namespace memprof {
 namespace {
@@ -47,11 +45,116 @@ struct Entry { // nodes of the graph with this number and more were made in a mo
   PyObject* path; // held
 };
 
+// The newest entries, in the order of their numbers. They lie in one block that grows: many small
+// ones that come and go would lie between the program's tensors, and keep the C library from using
+// their memory again.
+class Log {
+ public:
+  size_t size() const {
+    return count_;
+  }
+  bool empty() const {
+    return count_ == 0;
+  }
+  Entry& operator[](size_t at) {
+    return places_[(first_ + at) % places_.size()];
+  }
+  const Entry& operator[](size_t at) const {
+    return places_[(first_ + at) % places_.size()];
+  }
+  Entry& back() {
+    return (*this)[count_ - 1];
+  }
+  void push_back(const Entry& entry) {
+    if (count_ == places_.size()) {
+      std::rotate(places_.begin(), places_.begin() + static_cast<ptrdiff_t>(first_), places_.end());
+      first_ = 0;
+      places_.resize(std::max<size_t>(64, 2 * count_));
+    }
+    places_[(first_ + count_++) % places_.size()] = entry;
+  }
+  void pop_front() {
+    first_ = (first_ + 1) % places_.size();
+    --count_;
+  }
+  void clear() {
+    std::vector<Entry>().swap(places_);
+    first_ = count_ = 0;
+  }
+
+ private:
+  std::vector<Entry> places_;
+  size_t first_ = 0;
+  size_t count_ = 0;
+};
+
 struct LabelRow {
   int64_t step = -1;
   PyObject* annotation = nullptr; // held
   long phase = 0;
   int32_t row = 0;
+};
+
+// Rows by path, which are held; in one block, as above. Open addressing, never more than half full.
+class PathRows {
+ public:
+  struct Place {
+    PyObject* path = nullptr;
+    LabelRow row;
+  };
+
+  size_t size() const {
+    return count_;
+  }
+  // Null where the path is not there.
+  LabelRow* find(PyObject* path) {
+    Place& place = places_[place_of(path)];
+    return place.path == nullptr ? nullptr : &place.row;
+  }
+  // The row of a path, a new one where it is not there yet.
+  LabelRow& at(PyObject* path) {
+    Place* place = &places_[place_of(path)];
+    if (place->path == nullptr) {
+      if (++count_ * 2 > places_.size()) {
+        grow();
+        place = &places_[place_of(path)];
+      }
+      Py_INCREF(path);
+      place->path = path;
+    }
+    return place->row;
+  }
+  // All of them, which are no longer here.
+  std::vector<Place> take() {
+    std::vector<Place> taken(kLeast);
+    taken.swap(places_);
+    count_ = 0;
+    return taken;
+  }
+
+ private:
+  static constexpr size_t kLeast = 1024; // a power of two
+
+  size_t place_of(PyObject* path) const {
+    const size_t mask = places_.size() - 1;
+    size_t at = (reinterpret_cast<uintptr_t>(path) * 0x9E3779B97F4A7C15ull >> 32) & mask;
+    while (places_[at].path != nullptr && places_[at].path != path) {
+      at = (at + 1) & mask;
+    }
+    return at;
+  }
+  void grow() {
+    std::vector<Place> before(places_.size() * 2);
+    before.swap(places_);
+    for (const Place& one : before) {
+      if (one.path != nullptr) {
+        places_[place_of(one.path)] = one;
+      }
+    }
+  }
+
+  std::vector<Place> places_ = std::vector<Place>(kLeast);
+  size_t count_ = 0;
 };
 
 // What runs in a thread within the calls that Python knows of.
@@ -65,7 +168,7 @@ struct Thread {
   int32_t row = 0;
   int task = kOutsideOfGraph;
   std::vector<Call> calls;
-  std::deque<Entry> log;
+  Log log;
 };
 
 // What `begin` was given.
@@ -83,7 +186,7 @@ int64_t calls_of_hooks = 0;
 int64_t spent_ns = 0;
 std::vector<Thread*> threads;
 Thread* last_logged = nullptr;
-std::unordered_map<PyObject*, LabelRow> rows_of_paths; // the paths are held
+PathRows rows_of_paths;
 
 // A thread's part is freed by whoever comes after its end, as that takes the interpreter's lock.
 struct Ending {
@@ -113,18 +216,17 @@ void forget(Thread& thread) {
     Py_DECREF(call.path);
   }
   thread.calls.clear();
-  for (const Entry& entry : thread.log) {
-    Py_DECREF(entry.path);
+  for (size_t at = 0; at < thread.log.size(); ++at) {
+    Py_DECREF(thread.log[at].path);
   }
   thread.log.clear();
 }
 
 void forget_rows() {
-  for (const auto& one : rows_of_paths) {
-    Py_DECREF(one.first);
-    Py_XDECREF(one.second.annotation);
+  for (const PathRows::Place& one : rows_of_paths.take()) {
+    Py_XDECREF(one.path);
+    Py_XDECREF(one.row.annotation);
   }
-  rows_of_paths.clear();
 }
 
 Thread& thread_here() {
@@ -154,7 +256,7 @@ void write_log(Thread& thread, int64_t number, PyObject* path) {
     return;
   }
   if (log.size() >= kLongestLog) {
-    PyObject* oldest = log.front().path;
+    PyObject* oldest = log[0].path;
     log.pop_front();
     Py_DECREF(oldest);
   }
@@ -188,12 +290,10 @@ bool is_armed(const Thread& thread) {
 // It may run other code: the collector's, in versions of Python that collect as objects are made.
 int32_t row_of(const Thread& thread, PyObject* path) {
   const long phase = thread.task == kOutsideOfGraph ? kForward : kBackward;
-  const auto known = rows_of_paths.find(path);
-  if (known != rows_of_paths.end()) {
-    const LabelRow& row = known->second;
-    if (row.step == step && row.phase == phase && row.annotation == thread.annotation) {
-      return row.row;
-    }
+  const LabelRow* known = rows_of_paths.find(path);
+  if (known != nullptr && known->step == step && known->phase == phase &&
+      known->annotation == thread.annotation) {
+    return known->row;
   }
   PyObject* annotation = thread.annotation;
   Py_INCREF(annotation);
@@ -210,11 +310,7 @@ int32_t row_of(const Thread& thread, PyObject* path) {
   if (rows_of_paths.size() >= kMostPaths) {
     forget_rows();
   }
-  const auto inserted = rows_of_paths.emplace(path, LabelRow());
-  if (inserted.second) {
-    Py_INCREF(path);
-  }
-  LabelRow& kept = inserted.first->second;
+  LabelRow& kept = rows_of_paths.at(path);
   PyObject* earlier = kept.annotation;
   kept = {step_now, annotation, phase, static_cast<int32_t>(row)};
   Py_XDECREF(earlier);
@@ -449,8 +545,12 @@ const Thread* logged_here() {
 
 // Numbers and paths of the log that `path_at` looks into.
 PyObject* log_here(PyObject*, PyObject*) {
-  const std::deque<Entry>& log = logged_here()->log;
-  const std::vector<Entry> entries(log.begin(), log.end());
+  const Log& log = logged_here()->log;
+  std::vector<Entry> entries;
+  entries.reserve(log.size());
+  for (size_t at = 0; at < log.size(); ++at) {
+    entries.push_back(log[at]);
+  }
   for (const Entry& entry : entries) {
     Py_INCREF(entry.path);
   }
@@ -482,13 +582,20 @@ PyObject* path_at(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "L", &number)) {
     return nullptr;
   }
-  const std::deque<Entry>& entries = logged_here()->log;
-  const auto next = std::upper_bound(entries.begin(), entries.end(), number,
-      [](int64_t wanted, const Entry& entry) { return wanted < entry.number; });
-  if (next == entries.begin()) {
+  const Log& log = logged_here()->log;
+  size_t low = 0, high = log.size(); // the first entry with a greater number
+  while (low < high) {
+    const size_t middle = (low + high) / 2;
+    if (number < log[middle].number) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  if (low == 0) {
     return PyUnicode_FromString("");
   }
-  PyObject* path = std::prev(next)->path;
+  PyObject* path = log[low - 1].path;
   Py_INCREF(path);
   return path;
 }

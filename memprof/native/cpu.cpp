@@ -18,8 +18,8 @@
 
 #include <c10/core/CPUAllocator.h>
 
+#include <algorithm>
 #include <mutex>
-#include <unordered_map>
 
 namespace memprof {
 namespace {
@@ -31,6 +31,8 @@ constexpr int kFree = 1;
 constexpr size_t kDepth = 80;
 // A program that makes new code all the time would fill memory with stacks.
 constexpr size_t kMostStacks = 1u << 17;
+// Room for rows that is kept from one reading to the next: 5 MiB.
+constexpr size_t kMostKept = 8 * kManyRows;
 
 struct Code {
   PyCodeObject* code;
@@ -38,6 +40,65 @@ struct Code {
   bool operator==(const Code& other) const {
     return code == other.code && last_instruction == other.last_instruction;
   }
+};
+
+// Every stack once, by row. They lie in a few blocks that grow: a block for each would lie between the
+// program's tensors, and keep the C library from using their memory again.
+class StackTable {
+ public:
+  size_t size() const { // with row 0, the empty one
+    return ends_.size();
+  }
+  const Code* begin(size_t row) const {
+    return codes_.data() + (row == 0 ? 0 : ends_[row - 1]);
+  }
+  const Code* end(size_t row) const {
+    return codes_.data() + ends_[row];
+  }
+  // The row of a stack; 0 where it is not there.
+  int32_t find(const std::vector<Code>& frames, uint64_t hash) const {
+    return places_[place_of(frames, hash)];
+  }
+  int32_t add(const std::vector<Code>& frames, uint64_t hash) {
+    const int32_t row = static_cast<int32_t>(size());
+    codes_.insert(codes_.end(), frames.begin(), frames.end());
+    ends_.push_back(codes_.size());
+    hashes_.push_back(hash);
+    if (size() * 2 > places_.size()) {
+      grow();
+    } else {
+      places_[place_of(frames, hash)] = row;
+    }
+    return row;
+  }
+
+ private:
+  size_t place_of(const std::vector<Code>& frames, uint64_t hash) const {
+    size_t at = hash & (places_.size() - 1);
+    while (places_[at] != 0 && !is_at(static_cast<size_t>(places_[at]), frames, hash)) {
+      at = (at + 1) & (places_.size() - 1);
+    }
+    return at;
+  }
+  bool is_at(size_t row, const std::vector<Code>& frames, uint64_t hash) const {
+    return hashes_[row] == hash && static_cast<size_t>(end(row) - begin(row)) == frames.size() &&
+        std::equal(frames.begin(), frames.end(), begin(row));
+  }
+  void grow() {
+    places_.assign(places_.size() * 2, 0);
+    for (size_t row = 1; row < size(); ++row) {
+      size_t at = hashes_[row] & (places_.size() - 1);
+      while (places_[at] != 0) {
+        at = (at + 1) & (places_.size() - 1);
+      }
+      places_[at] = static_cast<int32_t>(row);
+    }
+  }
+
+  std::vector<Code> codes_;
+  std::vector<size_t> ends_ = {0};
+  std::vector<uint64_t> hashes_ = {0};
+  std::vector<int32_t> places_ = std::vector<int32_t>(2048); // a power of two; 0: empty
 };
 
 std::mutex mutex; // guards what follows, up to the next remark
@@ -49,8 +110,7 @@ int64_t serial = 0;
 int64_t lost = 0;
 
 // Guarded by the interpreter's lock.
-std::vector<std::vector<Code>> stacks(1); // row 0 is the empty one
-std::unordered_multimap<uint64_t, int32_t> stack_rows;
+StackTable stacks;
 size_t stacks_taken = 1;
 
 std::atomic<bool> counting{false};
@@ -95,22 +155,14 @@ int32_t stack_row() {
   if (frames.empty()) {
     return 0;
   }
-  const auto same = stack_rows.equal_range(hash);
-  for (auto it = same.first; it != same.second; ++it) {
-    if (stacks[it->second] == frames) {
-      return it->second;
-    }
-  }
-  if (stacks.size() >= kMostStacks) {
-    return 0;
+  const int32_t known = stacks.find(frames, hash);
+  if (known != 0 || stacks.size() >= kMostStacks) {
+    return known;
   }
   for (const Code& one : frames) {
     Py_INCREF(one.code); // else another code object could come to lie there
   }
-  const int32_t row = static_cast<int32_t>(stacks.size());
-  stacks.push_back(frames);
-  stack_rows.emplace(hash, row);
-  return row;
+  return stacks.add(frames, hash);
 }
 
 int32_t stack_here() {
@@ -209,14 +261,14 @@ Passing& passing() {
 
 // Another recording numbers its stacks anew.
 void forget_stacks() {
-  for (const auto& frames : stacks) {
-    for (const Code& one : frames) {
-      Py_DECREF(one.code);
+  StackTable earlier;
+  std::swap(earlier, stacks);
+  stacks_taken = 1;
+  for (size_t row = 1; row < earlier.size(); ++row) {
+    for (const Code* one = earlier.begin(row); one != earlier.end(row); ++one) {
+      Py_DECREF(one->code);
     }
   }
-  std::vector<std::vector<Code>>(1).swap(stacks);
-  stack_rows.clear();
-  stacks_taken = 1;
 }
 
 PyObject* start(PyObject*, PyObject*) {
@@ -342,7 +394,8 @@ PyObject* counters(PyObject*, PyObject*) {
 PyObject* new_stacks(PyObject*, PyObject*) {
   PyObject* found = PyList_New(0);
   for (; found != nullptr && stacks_taken < stacks.size(); ++stacks_taken) {
-    const auto& frames = stacks[stacks_taken];
+    // A copy: what is called below may have the table grow.
+    const std::vector<Code> frames(stacks.begin(stacks_taken), stacks.end(stacks_taken));
     PyObject* stack = PyTuple_New(static_cast<Py_ssize_t>(frames.size()));
     for (size_t i = 0; stack != nullptr && i < frames.size(); ++i) {
       const int line = PyCode_Addr2Line(frames[i].code, frames[i].last_instruction);
@@ -371,7 +424,12 @@ PyObject* take(PyObject*, PyObject* with_blocks) {
   std::vector<Block> now;
   {
     const std::lock_guard<std::mutex> guard(mutex);
-    taken.swap(rows);
+    if (rows.capacity() > kMostKept) {
+      taken.swap(rows);
+    } else { // the block stays where it is, beside the program's tensors
+      taken = rows;
+      rows.clear();
+    }
     if (is_wanted) {
       now = blocks.all();
     }

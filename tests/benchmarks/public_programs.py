@@ -4,8 +4,8 @@
 checkouts of ``pytorch/examples`` (as ``examples``) and ``karpathy/nanoGPT`` (as ``nanoGPT``). Nothing
 is downloaded: data sets are random data of the same shape, handed over by stand-ins of the packages
 that would fetch them; the programs themselves are as they are. Programs of these shapes that are no
-repository's (a server, a compiled model, LBFGS, a million operators, generation before training)
-are in ``tests/benchmarks/programs``. What is not in FOLDER is left out, and said.
+repository's (a server, a compiled model, LBFGS, a million operators, models made anew in rounds,
+generation before training) are in ``tests/benchmarks/programs``. What is not in FOLDER is left out, and said.
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ PROGRAMS = (
     Program("LBFGS", ("lbfgs.py",)),
     Program("generate(500), then training", ("generated.py",)),
     Program("a million small operators", ("operators.py",)),
+    Program("models made anew in rounds", ("federated.py",)),
 )
 
 

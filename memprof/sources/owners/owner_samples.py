@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from memprof.cpython.signal_errors import guarded_errors
@@ -32,6 +33,37 @@ _MOST = 4096
 """Samples that wait for a drain; further ones are not kept."""
 
 
+class _Waiting:
+    """Samples of one device until they are taken, in one long list.
+
+    A dict for each would lie between the program's tensors, a few hundred bytes in the C library's
+    heap, and keep that from using their memory again.
+    """
+
+    def __init__(self) -> None:
+        self._pairs: list[Any] = []
+        """An address, its owner, the next address …"""
+        self._moments: list[tuple[int, int, int, dict[str, Any]]] = []
+        """Time, where its pairs begin and end, and what else there is."""
+
+    def add(self, time_us: int, owners: Mapping[int, Owner], more: dict[str, Any]) -> None:
+        if len(self._moments) < _MOST:
+            start = len(self._pairs)  # a signal's handler may have come before the last line
+            self._pairs.extend(chain.from_iterable(owners.items()))
+            self._moments.append((time_us, start, len(self._pairs), more))
+
+    def samples(self) -> list[OwnerSample]:
+        pairs = self._pairs
+        return [
+            OwnerSample(
+                time_us,
+                dict(zip(pairs[start:end:2], pairs[start + 1 : end : 2], strict=True)),
+                **more,
+            )
+            for time_us, start, end, more in self._moments
+        ]
+
+
 class OwnerSamples:
     """Listens at boundaries in a window and notes addresses, about a microsecond for a tensor.
 
@@ -46,7 +78,8 @@ class OwnerSamples:
         self._place = place
         self._guard = loop_watch.guard
         self._others = Differentiated(loop_watch.guard)
-        self._samples: dict[str, list[OwnerSample]] = defaultdict(list)
+        self._waiting: dict[str, _Waiting] = defaultdict(_Waiting)
+        """By device."""
         self._steps: dict[int, int] = defaultdict(int)
         self._modes: list[GradMode] = []
         self._enabled: dict[str, bool] = {}
@@ -64,15 +97,15 @@ class OwnerSamples:
         """Listen no more, forget what waits."""
         if self in self._loop_watch.listeners:
             self._loop_watch.listeners.remove(self)
-        self._samples.clear()
+        self._waiting.clear()
         self._steps.clear()
         self._modes.clear()
         self._enabled.clear()
 
     def take(self) -> dict[str, list[OwnerSample]]:
         """What was seen on each device since the last call; under ``""`` what holds for all."""
-        samples, self._samples = self._samples, defaultdict(list)
-        return samples
+        waiting, self._waiting = self._waiting, defaultdict(_Waiting)
+        return defaultdict(list, {device: one.samples() for device, one in waiting.items()})
 
     def take_modes(self) -> list[GradMode]:
         """What is known of gradients being wanted; of what holds now, the next call tells again."""
@@ -176,6 +209,4 @@ class OwnerSamples:
         return map(self._place, parts(tensor, self._guard))
 
     def _add(self, device: str, owners: dict[int, Owner], **more: Any) -> None:
-        samples = self._samples[device]
-        if len(samples) < _MOST:
-            samples.append(OwnerSample(time.time_ns() // 1000, owners, **more))
+        self._waiting[device].add(time.time_ns() // 1000, owners, more)
