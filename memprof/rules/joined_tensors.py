@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 import numpy as np
 
-from memprof.source_code.idioms import enlarged_copy
-from memprof.source_code.program import own_calls, place_of
+from memprof.source_code.idioms import enlarged_copy, keyword
+from memprof.source_code.program import Place, bound_names, called_name, own_calls, place_of
+from memprof.source_code.values import values_of
 from memprof.source_code.verbs import JOINING
 from memprof.views.window import Ints, Window
 
@@ -34,7 +36,33 @@ def _is_joined(window: Window, row: int) -> bool:
     place = place_of(window.frame_of(row))
     if place is None or enlarged_copy(place.statement):
         return False
-    return bool(own_calls(place.statement, *JOINING))
+    joins = own_calls(place.statement, *JOINING)
+    return bool(joins) and not any(_is_of_last_few(place, one) for one in joins)
+
+
+def _is_of_last_few(place: Place, join: ast.Call) -> bool:
+    """Whether a call joins what a queue of a largest length holds, which is joined again later.
+
+    ``torch.stack(tuple(self.recent))`` with ``self.recent = deque(maxlen=12)``.
+    """
+    nodes = [node for argument in join.args for node in ast.walk(argument)]
+    names = [ast.unparse(one) for one in nodes if isinstance(one, (ast.Name, ast.Attribute))]
+    return any(
+        isinstance(value, ast.Call)
+        and called_name(value) == "deque"
+        and (keyword(value, "maxlen") is not None or len(value.args) > 1)
+        for name in names
+        for value in _values_of(place, name)
+    )
+
+
+def _values_of(place: Place, name: str) -> list[ast.expr | None]:
+    """What a name is bound to in its function, else anywhere in the file."""
+    own = list(values_of(place, name))
+    if own:
+        return own
+    nodes = (node for node in ast.walk(place.program.tree) if isinstance(node, ast.Assign))
+    return [one.value for one in nodes if name in map(ast.unparse, bound_names(one))]
 
 
 def parts_of(window: Window, row: int) -> Ints:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -142,6 +144,22 @@ def in_two_ways():
     return step
 
 
+def the_last_few():
+    """The mean and variance of the last gradients, some steps apart: most are read again."""
+    recent = deque(maxlen=PASSES)
+
+    @torch.no_grad()
+    def step(number):
+        recent.append(predict(number))
+        if number < 6:
+            recent.extend(predict(i) for i in range(3))
+        joined = torch.stack(tuple(recent))
+        mean = joined.mean(0)
+        return joined.var(0).sum().item() + mean.sum().item()
+
+    return step
+
+
 def handed_back():
     """Who calls the function may want them all."""
 
@@ -194,6 +212,6 @@ def test_a_loss_is_added_up(tmp_path):
     assert fixes == ["running_total"]
 
 
-@pytest.mark.parametrize("program", [in_two_ways, handed_back])
+@pytest.mark.parametrize("program", [in_two_ways, handed_back, the_last_few])
 def test_nothing_is_said_of_what_is_read_otherwise(program, tmp_path):
     assert "reduced-later" not in names(program, tmp_path / "run.json")
