@@ -64,7 +64,7 @@ class Best:
         model.load_state_dict(self.model.state_dict())
 
 
-def looks_alike():
+def best_until_now():
     model, optimizer = job()
     best = Best()
 
@@ -92,7 +92,7 @@ class Critic:
             self.model(torch.ones(2, WIDTH))
 
 
-def called_in_between():
+def looks_alike():
     model, optimizer = job()
     critic = Critic()
 
@@ -118,9 +118,9 @@ def test_the_copy_is_to_go_once_it_was_used(tmp_path):
 
 
 def test_the_best_model_until_now_may_be_loaded_back(tmp_path):
-    findings = findings_of(looks_alike, tmp_path / "run.json")
+    findings = findings_of(best_until_now, tmp_path / "run.json")
     assert all(one.is_tentative for one in findings if one.rule == "resting-model")
 
 
 def test_a_copy_that_is_called_in_between_does_not_rest(tmp_path):
-    assert "resting-model" not in names(called_in_between, tmp_path / "run.json")
+    assert "resting-model" not in names(looks_alike, tmp_path / "run.json")
