@@ -17,6 +17,7 @@
 #include <ATen/SequenceNumber.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
 namespace memprof {
@@ -67,7 +68,7 @@ class Log {
   }
   void push_back(const Entry& entry) {
     if (count_ == places_.size()) {
-      std::rotate(places_.begin(), places_.begin() + static_cast<ptrdiff_t>(first_), places_.end());
+      std::rotate(places_.begin(), places_.begin() + static_cast<std::ptrdiff_t>(first_), places_.end());
       first_ = 0;
       places_.resize(std::max<size_t>(64, 2 * count_));
     }
