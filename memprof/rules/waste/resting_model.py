@@ -13,7 +13,7 @@ from memprof.source_code.dataflow import flow_of
 from memprof.source_code.lasting_names import first_binding
 from memprof.trace import Category
 from memprof.units import format_bytes
-from memprof.views.window import Bools, Ints, Window
+from memprof.views.window import Ints, Window
 
 __all__ = ["RULE"]
 
@@ -108,30 +108,27 @@ def _root(module: str) -> str:
 
 def _generations(window: Window, rows: Ints) -> list[_Generation]:
     """The models that a line makes, in order; none where one is made before the last was called."""
-    names = [_root(window.module_name(int(row))) for row in rows]
+    roots, of_label = np.unique(
+        [_root(label.module) for label in window.trace.tables.labels], return_inverse=True
+    )
+    running = of_label[window.trace.events.label]
+    number = {str(root): at for at, root in enumerate(roots) if root}  # not what is of no module
+    models = np.array([number.get(_root(window.module_name(row)), -1) for row in rows.tolist()])
     steps = window.made_in[rows]
-    keys = sorted({(int(step), name) for step, name in zip(steps, names, strict=True) if name})
-    if len({step for step, _ in keys}) < len(keys):
+    keys = np.unique(np.column_stack((steps, models))[models >= 0], axis=0)
+    if len(np.unique(keys[:, 0])) < len(keys):
         return []  # several at once: an ensemble
-    generations = []
-    for at, (step, name) in enumerate(keys):
-        own = rows[(steps == step) & (np.array(names) == name)]
-        following = rows[steps == keys[at + 1][0]] if at + 1 < len(keys) else ()
+    generations: list[_Generation] = []
+    for at, (step, model) in enumerate(keys.tolist()):
+        own = rows[(steps == step) & (models == model)]
+        following = rows[steps == keys[at + 1, 0]] if at + 1 < len(keys) else ()
         until = int(window.lives.alloc[following].min()) if len(following) else window.events
         first = int(window.lives.alloc[own].max())
-        calls = np.flatnonzero(_is_within(window, name)[first:until])
+        calls = np.flatnonzero(running[first:until] == model)
         if not len(calls):
             return []
         generations.append(_Generation(own, first + int(calls[-1]), until))
     return generations
-
-
-def _is_within(window: Window, model: str) -> Bools:
-    """Whether each event is of a call of a model."""
-    labels = window.trace.tables.labels
-    of_model = np.array([_root(label.module) == model for label in labels], dtype=bool)
-    within: Bools = of_model[window.trace.events.label]
-    return within
 
 
 def _is_saved(window: Window, row: int) -> bool:
