@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
-import numpy.typing as npt
 
 from memprof.cpython.signal_errors import guarded_errors
 from memprof.sources.label_rows import LabelRows
@@ -16,6 +15,9 @@ from memprof.sources.loop.loop_watch import LoopWatch, annotation_changes
 from memprof.sources.loop.thread_state import NO_TASK, BackwardPass, ThreadPosition
 from memprof.sources.protocol import Interner
 from memprof.trace import NOT_RECORDED, Column, Phase
+
+if TYPE_CHECKING:  # a millisecond of a recording's beginning
+    import numpy.typing as npt
 
 __all__ = ["ROW", "RowAlarm", "RowLabels", "Rows"]
 
@@ -44,8 +46,8 @@ _MARK = np.dtype([("time_ns", "i8"), ("label", "i8")])
 _IN_GRAPH = -2
 """Instead of a graph task: no place of the program's is within the backward pass under way."""
 
-Rows = npt.NDArray[Any]
-Ints = npt.NDArray[np.int64]
+Rows: TypeAlias = "npt.NDArray[Any]"
+Ints: TypeAlias = "npt.NDArray[np.int64]"
 
 
 class _Places:

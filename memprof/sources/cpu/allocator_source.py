@@ -11,10 +11,9 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from memprof.cpython.signal_errors import covers_entry, is_of_signal, raised_at_death
 from memprof.records import DeviceInfo
@@ -40,6 +39,9 @@ from memprof.trace import (
     State,
 )
 
+if TYPE_CHECKING:  # a millisecond of a recording's beginning
+    import numpy.typing as npt
+
 __all__ = ["CpuAllocatorSource"]
 
 _DEVICE = "cpu"
@@ -50,7 +52,7 @@ BLOCK_ROW = np.dtype(
 _LEARNING = 0.02
 """Share of the time that looking for owners between drains may take."""
 
-Ints = npt.NDArray[np.int64]
+Ints: TypeAlias = "npt.NDArray[np.int64]"
 
 
 class CpuAllocatorSource:

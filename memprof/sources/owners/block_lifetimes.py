@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from memprof.sources.label_rows import LabelRows
 from memprof.sources.owners.tensor_owners import Owner
@@ -29,6 +29,9 @@ from memprof.trace import (
     column,
 )
 
+if TYPE_CHECKING:  # a millisecond of a recording's beginning
+    import numpy.typing as npt
+
 __all__ = [
     "GradMode",
     "Lives",
@@ -41,7 +44,7 @@ __all__ = [
     "sight",
 ]
 
-Ints = npt.NDArray[np.int64]
+Ints: TypeAlias = "npt.NDArray[np.int64]"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from memprof.sources.label_rows import LabelRows
 from memprof.sources.loop.loop_watch import LoopWatch
@@ -39,9 +39,12 @@ from memprof.trace import (
     State,
 )
 
+if TYPE_CHECKING:  # a millisecond of a recording's beginning
+    import numpy.typing as npt
+
 __all__ = ["LiveBlocks", "LivingBlocks"]
 
-Ints = npt.NDArray[np.int64]
+Ints: TypeAlias = "npt.NDArray[np.int64]"
 _NEVER_TOLD = -2
 """Instead of an event's index: neither an event nor a state that was written has the block."""
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from memprof.sources.label_rows import LabelRows
 from memprof.sources.owners.block_lifetimes import Lives, replaced, sight
 from memprof.trace import EMPTY, SURVIVOR_AGE, Category, Column, Events, Phase
 
+if TYPE_CHECKING:  # a millisecond of a recording's beginning
+    import numpy.typing as npt
+
 __all__ = ["SavedBlocks", "SavedBytes"]
 
-Ints = npt.NDArray[np.int64]
+Ints: TypeAlias = "npt.NDArray[np.int64]"
 _REST = 20
 """The graphs are followed anew when this many times the duration of the last look has passed."""
 
