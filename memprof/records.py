@@ -309,8 +309,8 @@ class GuessedSteps(
     first: int
     last: int
     sign: str
-    """What ended each of them: ``bare_call`` (of a module without parameters), ``call``,
-    ``backward`` (a backward pass, or changed parameters)."""
+    """What ended each of them: ``line`` (a loop of operators came round), ``bare_call`` (of a
+    module without parameters), ``call``, ``backward`` (a backward pass, or changed parameters)."""
     merged: bool = False
     """A surer sign has ended ``last``: together they are one step of the program."""
     filename: str = ""

@@ -15,6 +15,7 @@
 
 #include "blocks.h"
 #include "rows.h"
+#include "turns.h"
 
 #include <c10/core/CPUAllocator.h>
 
@@ -112,6 +113,10 @@ int64_t lost = 0;
 // Guarded by the interpreter's lock.
 StackTable stacks;
 size_t stacks_taken = 1;
+Turns& turns() {
+  static auto* all = new Turns; // never freed: the interpreter may be gone before
+  return *all;
+}
 
 std::atomic<bool> counting{false};
 std::atomic<bool> recording{false};
@@ -172,6 +177,7 @@ int32_t stack_here() {
   inside = true;
   const PyGILState_STATE held = PyGILState_Ensure();
   const int32_t row = stack_row();
+  turns().at(row);
   PyGILState_Release(held);
   inside = false;
   return row;
@@ -264,6 +270,7 @@ void forget_stacks() {
   StackTable earlier;
   std::swap(earlier, stacks);
   stacks_taken = 1;
+  turns().forget();
   for (size_t row = 1; row < earlier.size(); ++row) {
     for (const Code* one = earlier.begin(row); one != earlier.end(row); ++one) {
       Py_DECREF(one->code);
@@ -414,6 +421,60 @@ PyObject* new_stacks(PyObject*, PyObject*) {
   return found;
 }
 
+// One stack, with the instruction that each function is at.
+PyObject* places(PyObject*, PyObject* args) {
+  int row = 0;
+  if (!PyArg_ParseTuple(args, "i", &row)) {
+    return nullptr;
+  }
+  if (row < 0 || static_cast<size_t>(row) >= stacks.size()) {
+    return PyTuple_New(0);
+  }
+  const std::vector<Code> frames(stacks.begin(row), stacks.end(row));
+  PyObject* stack = PyTuple_New(static_cast<Py_ssize_t>(frames.size()));
+  for (size_t i = 0; stack != nullptr && i < frames.size(); ++i) {
+    PyObject* frame = Py_BuildValue("(Oi)", frames[i].code, frames[i].last_instruction);
+    if (frame == nullptr) {
+      Py_CLEAR(stack);
+    } else {
+      PyTuple_SET_ITEM(stack, static_cast<Py_ssize_t>(i), frame);
+    }
+  }
+  return stack;
+}
+
+PyObject* watch_turns(PyObject*, PyObject* args) {
+  PyObject *acquire = nullptr, *call = nullptr;
+  if (!PyArg_ParseTuple(args, "|OO", &acquire, &call)) {
+    return nullptr;
+  }
+  turns().watch(PyThread_get_thread_ident(), acquire, call);
+  Py_RETURN_NONE;
+}
+
+PyObject* take_turns(PyObject*, PyObject*) {
+  const std::vector<int32_t> ways = turns().take();
+  PyObject* taken = PyList_New(static_cast<Py_ssize_t>(ways.size()));
+  for (size_t i = 0; taken != nullptr && i < ways.size(); ++i) {
+    PyObject* row = PyLong_FromLong(ways[i]);
+    if (row == nullptr) {
+      Py_CLEAR(taken);
+    } else {
+      PyList_SET_ITEM(taken, static_cast<Py_ssize_t>(i), row);
+    }
+  }
+  return taken;
+}
+
+PyObject* no_turn(PyObject*, PyObject* args) {
+  int before = 0, after = 0;
+  if (!PyArg_ParseTuple(args, "ii", &before, &after)) {
+    return nullptr;
+  }
+  turns().add_known(before, after);
+  Py_RETURN_NONE;
+}
+
 // Rows and blocks of one moment.
 PyObject* take(PyObject*, PyObject* with_blocks) {
   const int is_wanted = PyObject_IsTrue(with_blocks);
@@ -473,6 +534,13 @@ PyMethodDef cpu_methods[] = {
     {"cpu_living", living, METH_NOARGS, "The blocks in use."},
     {"cpu_new_stacks", new_stacks, METH_NOARGS,
      "The stacks since the last call: a tuple each of (code, line), the innermost first."},
+    {"cpu_places", places, METH_VARARGS,
+     "A stack by its row: a tuple of (code, instruction), the innermost first."},
+    {"cpu_watch_turns", watch_turns, METH_VARARGS,
+     "Have a call made, after taking a lock, as this thread goes another way than those known."},
+    {"cpu_take_turns", take_turns, METH_NOARGS,
+     "Rows of stacks since the last call, two of them for each way that is not known."},
+    {"cpu_no_turn", no_turn, METH_VARARGS, "A way from one stack to another is known from now on."},
     {nullptr, nullptr, 0, nullptr}};
 
 } // namespace memprof

@@ -38,7 +38,7 @@ from memprof.records import (
 )
 from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.loop.main_thread import Beat, MainThread
-from memprof.sources.loop.step_detector import Guess
+from memprof.sources.loop.step_detector import Guess, Sign
 from memprof.sources.protocol import Counters, Interner, ReadingSource
 from memprof.trace import NOT_RECORDED
 
@@ -74,6 +74,8 @@ _BEAT_BETWEEN_MS = 1000.0
 """The same between windows."""
 _MANY_WAITING = 50_000
 """Events that may wait in memory, some 200 bytes each for CPU tensors, before they are written."""
+_PREPARES_US = 30_000_000
+"""A program in which nothing but operators ran so far may still be making its data."""
 _STALL_US = 100_000
 """A file system that lets the job wait for longer is counted; less is other programs' turn."""
 
@@ -131,8 +133,11 @@ class Session:
         self._counted_step = -1
         self._look_again_us = self._tick_again_us = 0.0
         self._is_open = True
+        self._unsaid: list[tuple[Finding, str]] = []
+        """What would be logged if the program did not just prepare, see `_may_prepare`."""
         self._late_ooms: deque[tuple[Exhausted, int, int]] = deque()
         self._step_start_us, self._step_began_us = now_us(), _clock_us()
+        self._opened_us = self._step_began_us
         """When the step in progress began: for the file, and by a clock that nobody sets."""
         self._hooks_in_step_us = 0.0
         self._events_in_step, self._prior_in_step_us = 0, 0.0
@@ -272,7 +277,7 @@ class Session:
         loop_watch.listeners += (self._unmoved, self._padded)
         if self._searched_sources is not None:
             self._survivor_watch = _survivor_watch(
-                self._add_finding, self.recording.note, self._options.budget
+                self._add_survivor, self.recording.note, self._options.budget
             )
             self._survivor_watch.open(self._searched_sources, loop_watch.label_of)
 
@@ -465,8 +470,31 @@ class Session:
     def _add_finding(self, finding: Finding, message: str) -> None:
         """Write a finding; if there is something to say, log it and tell the user."""
         self.recording.write_finding(finding)
-        if not message:
-            return
+        if message:
+            self._say(finding, message)
+
+    def _add_survivor(self, finding: Finding, message: str) -> None:
+        """The same; it is said later where the program may still be making its data."""
+        is_early = self._may_prepare()
+        self._add_finding(finding, "" if is_early else message)
+        if is_early and message:
+            self._unsaid.append((finding, message))
+
+    def _may_prepare(self) -> bool:
+        """Whether nothing but operators ran so far: a program that trains makes its data first."""
+        guess = self._loop_watch.guess if self._loop_watch is not None else None
+        by_lines = guess is not None and guess.sign is Sign.LINE
+        return by_lines and _clock_us() - self._opened_us < _PREPARES_US
+
+    def _say_held_back(self) -> None:
+        """Log what was held back once the program cannot be at its data any more."""
+        unsaid, self._unsaid = self._unsaid, []
+        guess = self._loop_watch.guess if self._loop_watch is not None else None
+        if guess is not None and guess.sign is Sign.LINE:  # else it has begun to train since
+            for finding, message in unsaid:
+                self._say(finding, message)
+
+    def _say(self, finding: Finding, message: str) -> None:
         self.output.flush()
         _LOG.warning("%s", message)
         if self._options.on_finding is not None:
@@ -737,8 +765,8 @@ class Session:
 
             self.recording.note(
                 "tracker",
-                "between windows calls of modules are not counted: how many there were is reckoned "
-                f"from their duration, {format_duration(step_us)}",
+                "between windows turns of the loop are not counted: how many there were is "
+                f"reckoned from their duration, {format_duration(step_us)}",
                 "mark them yourself with memprof.step()",
             )
         self._counted_steps += steps
@@ -776,6 +804,8 @@ class Session:
         if in_window:
             self.recording.drain(only_cheap=True)
         self._write_rows()
+        if self._unsaid and not self._may_prepare():
+            self._say_held_back()
         if self._summaries.is_due(at_us):
             self._tell_guess()
             self._summaries.write(self._steps, self._devices)

@@ -42,6 +42,7 @@ def recording_gaps(examination: Examination) -> tuple[str, ...]:
 def _guess_text(steps: GuessedSteps) -> str:
     """Which steps the program did not mark, and what was taken for one."""
     one = {
+        "line": "a turn of a loop" if steps.filename else "some turns of a loop",
         "bare_call": "a call of a module",
         "call": "a call of a model",
         "backward": "a backward pass",

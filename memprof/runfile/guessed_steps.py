@@ -30,8 +30,11 @@ class Numbering:
         self._last: list[int] = []
         self._steps_fewer = [0]
         for one in merges:
-            if self._last and one.first <= self._last[-1]:
-                continue  # a damaged file: stretches do not overlap
+            if self._last and one.first <= self._last[-1]:  # of ever surer signs, a step in common
+                more = max(0, one.last - self._last[-1])
+                self._last[-1] += more
+                self._steps_fewer[-1] += more
+                continue
             self._first.append(one.first)
             self._last.append(one.last)
             self._steps_fewer.append(self._steps_fewer[-1] + one.last - one.first)

@@ -7,6 +7,7 @@ of compiled graphs. Whose a block is, is learnt as on CUDA: from what points at 
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,12 +17,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from memprof.cpython.signal_errors import covers_entry, is_of_signal, raised_at_death
+from memprof.cpython.thread_clock import thread_ns
 from memprof.records import DeviceInfo
 from memprof.sources.cpu.cloned_storages import ClonedStorages
 from memprof.sources.cpu.find_storages import StorageSearch
 from memprof.sources.cpu.throttle import Throttle
 from memprof.sources.guarded_access import plain_attributes
+from memprof.sources.loop.line_turns import LineTurns
 from memprof.sources.loop.loop_watch import LoopWatch
+from memprof.sources.loop.main_thread import MainThread
 from memprof.sources.native_rows import ROW, RowAlarm, RowLabels, Rows
 from memprof.sources.owners.live_blocks import LiveBlocks, LivingBlocks
 from memprof.sources.protocol import Chunk, Counters, Interner
@@ -73,6 +77,9 @@ class CpuAllocatorSource:
         self.alarm = RowAlarm(native)
         self._live = LiveBlocks(interner, loop_watch, place, of_cpu=True)
         self._stacks = _StackRows(interner, native.cpu_new_stacks)
+        self._main_thread = MainThread(self._follow_lines)
+        self._line_turns = LineTurns(native.cpu_places)
+        self._following_us = 0.0
         self._labels = RowLabels(interner, loop_watch, native)
         self._search = StorageSearch(loop_watch.guard)
         self._foreign = _ForeignStorages(native)
@@ -101,6 +108,7 @@ class CpuAllocatorSource:
     def close(self) -> None:
         """Put torch's allocator back; safe to call twice."""
         self._stop()
+        self._main_thread.close()
         self._clones.close()
         if os.getpid() == self._pid:
             self._native.cpu_stop()
@@ -162,6 +170,11 @@ class CpuAllocatorSource:
         self._live.sightings.stop()
         return states
 
+    def take_spent_us(self) -> float:
+        """What following the program's lines took since the last call."""
+        following_us, self._following_us = self._following_us, 0.0
+        return following_us
+
     def is_over(self) -> bool:
         """Whether more rows waited than there is room for, so that the window has a gap."""
         return self._in_window and self._losses > 0
@@ -192,10 +205,38 @@ class CpuAllocatorSource:
     def _start(self) -> None:
         self._in_window = True
         self._labels.start()
+        is_main = threading.current_thread() is threading.main_thread()
+        follows = is_main and self._loop_watch.follows_lines
+        waiting = self._main_thread.waiting() if follows else None
+        self._native.cpu_watch_turns(*(waiting or ()))
 
     def _stop(self) -> None:
         self._in_window = False
         self._labels.stop()
+        self._native.cpu_watch_turns()
+
+    def _follow_lines(self) -> None:
+        """Look whether a loop came round in which nothing but operators run: one of them has run.
+
+        An operator may allocate several times before this is called: that is no way of the
+        program's.
+        """
+        if not (self._in_window and self._loop_watch.follows_lines):
+            self._native.cpu_watch_turns()
+            return
+        began_ns = thread_ns()
+        rows = self._native.cpu_take_turns()
+        is_over = False
+        for at, (before, after) in enumerate(zip(rows[::2], rows[1::2], strict=True)):
+            if at and before == after:
+                continue
+            if self._line_turns.jump(before, after) is None:
+                self._native.cpu_no_turn(before, after)
+            else:
+                is_over |= self._line_turns.sees_pair(before, after)
+        self._following_us += (thread_ns() - began_ns) / 1000
+        if is_over:
+            self._loop_watch.line_turned(*self._line_turns.line)
 
     # -- what was recorded ---------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from memprof.sources.cpu.sampled_time import SampledTime
 from memprof.sources.cpu.thread_modes import ThreadModes
 from memprof.sources.cpu.throttle import Throttle
 from memprof.sources.guarded_access import plain_attributes
+from memprof.sources.loop.line_turns import FrameChains, LineTurns
 from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.loop.main_thread import passes_on
 from memprof.sources.loop.torch_compile import is_used
@@ -110,6 +111,9 @@ class CpuSource:
         self._at_loss = False
         self._waits = False
         """A step is over once an operator has run, see `LoopWatch.waits`."""
+        self._chains = FrameChains()
+        self._line_turns = LineTurns(self._chains.places)
+        self._follows_lines = self._has_turned = False
         self._guard = loop_watch.guard
         self._search = StorageSearch(loop_watch.guard)
         self._saved_for_backward = SavedForBackward(loop_watch.label_of)
@@ -385,6 +389,8 @@ class CpuSource:
 
     def _start(self) -> None:
         self._thread = threading.get_ident()
+        self._line_turns.interrupt()
+        self._follows_lines, self._has_turned = self._loop_watch.follows_lines, False
         self._loop_watch.keeps_frames = self._loop_watch.sees_operators = True
         self._loop_watch.watch_modules()
         self._loop_watch.listeners.append(self)
@@ -481,12 +487,20 @@ class CpuSource:
                     self._tell_if_full()
                 except Exception as error:  # noqa: BLE001  the stack has no room for a call
                     self._not_seen(func, error)
-            if over:
-                self._loop_watch.end_without_call()
-                leave_soon()
+            if over or self._has_turned:
+                self._step_is_over(with_pass=over)
             return out
 
         return dispatch
+
+    def _step_is_over(self, *, with_pass: bool) -> None:
+        """A step ends behind the operator that has run, which was the first after it."""
+        self._has_turned = False
+        if with_pass:
+            self._loop_watch.end_without_call()
+        else:
+            self._loop_watch.line_turned(*self._line_turns.line)
+        leave_soon()
 
     def _tell_if_full(self) -> None:
         """Time passes in a program that has no steps too, and its events fill the memory."""
@@ -536,6 +550,8 @@ class CpuSource:
             return reference
         place = self._loop_watch.place()
         stack = self._stacks.capture(frame, place) if frame is not None else EMPTY
+        if own and self._follows_lines:
+            self._follow_line(frame)
         origin, origins = EMPTY, self._origins
         if origins is not None:
             if own:
@@ -543,6 +559,12 @@ class CpuSource:
             else:
                 origins.note_other_thread(args)
         return live.add(storage, stack, place.row, origin)
+
+    def _follow_line(self, frame: Any) -> None:
+        """Look whether a loop came round in which nothing but operators run."""
+        self._follows_lines = self._loop_watch.follows_lines
+        if self._follows_lines:
+            self._has_turned |= self._line_turns.sees(self._chains.key(frame))
 
     def _note_unseen(self, storage: Any) -> StorageReference | None:
         """A storage that no operator showed, as of now: what is known of it, None without bytes."""

@@ -35,6 +35,15 @@ class CallPlaces:
             self._lines[place] = _line(frame)
         return place
 
+    def of_line(self, filename: str, line: int) -> int:
+        """The number of a line, whoever called it; 0 without one."""
+        if not filename:
+            return 0
+        place = hash((filename, line)) or 1
+        if len(self._lines) < _MOST_PLACES:
+            self._lines[place] = filename, line
+        return place
+
     def of_backward(self, frame: FrameType | None, engine: Sequence[CodeType]) -> int:
         """The same of the call of autograd's engine that ``frame`` runs in; 0 on its own thread."""
         while frame is not None:

@@ -183,6 +183,15 @@ class LoopWatch:
         """Whether a step is over once an operator has run: see `StepDetector.waits`."""
         return self._steps.waits
 
+    @property
+    def follows_lines(self) -> bool:
+        """Whether steps may end as loops of operators come round: nothing surer was met."""
+        return self._on_step is not None and self._steps.may_end_with_lines
+
+    def line_turned(self, filename: str, line: int) -> None:
+        """A loop of operators came round, see `LineTurns.line`."""
+        self._guard(lambda: self._steps.line_turned(self.places.of_line(filename, line)))
+
     def end_without_call(self) -> None:
         """An operator has run after a backward pass that no module call led to."""
         self._guard(self._steps.end_without_call)

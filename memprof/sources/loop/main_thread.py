@@ -111,6 +111,17 @@ class MainThread:
         turn.release()
         return False
 
+    def waiting(self) -> tuple[Callable[[bool], bool], object] | None:
+        """What code in C needs to ask for a call; None where none can be had.
+
+        It calls the first with False, which takes the lock that keeps others from asking. If that
+        says yes it queues a call that asks the second for its truth.
+        """
+        if self._add is None:
+            return None
+        turn = _turns.setdefault(self._pid, threading.Lock())
+        return turn.acquire, _Waiting(self._run, turn, self._made)
+
     def close(self) -> None:
         """No call after this; one that still waits in Python's queue does nothing."""
         self._is_closed = True

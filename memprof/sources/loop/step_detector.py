@@ -28,6 +28,8 @@ _LEAST_SILENCE = 8
 class Sign(enum.IntEnum):
     """What tells that a step has ended; a greater one is surer."""
 
+    LINE = -1
+    """A loop came round in which nothing but operators run, see `LineTurns`."""
     BARE_CALL = 0
     """A module without parameters was called: a transform, a criterion, a metric, a simulator."""
     CALL = 1
@@ -108,9 +110,12 @@ class StepDetector:
         """The same where no module is called: it is over when the next operator has run."""
         self._has_call = False
         """A module was called since the last backward pass."""
+        self._may_be_lines = True
+        """No module was called, and no optimizer stepped."""
 
     def mark(self) -> None:
         """An explicit mark."""
+        self._put_lines_together()
         is_first = not self.explicit and self._automatic == 1 and not self.open_end
         first = not self.explicit
         self.explicit = True
@@ -136,8 +141,20 @@ class StepDetector:
         """The same, or steps are guessed since the optimizer has stepped last."""
         return self.ends_with_passes or (self.optimized and self.is_guessed)
 
+    @property
+    def may_end_with_lines(self) -> bool:
+        """Whether nothing surer was met than loops that come round."""
+        is_unsure = self._sign is None or self._sign is Sign.LINE
+        return self._may_be_lines and is_unsure and not (self.explicit or self._has_passed)
+
+    def line_turned(self, place: int) -> None:
+        """A loop of operators came round; 0: each step is several turns of it."""
+        if self.may_end_with_lines:
+            self._end(Sign.LINE, place)
+
     def optimizer_began(self) -> None:
         """An optimizer begins to step; its closure may call modules."""
+        self._may_be_lines = False
         self.settle()
         self._has_passed = self.waits = False
         self.optimized = True
@@ -170,6 +187,7 @@ class StepDetector:
 
     def call_began(self, module: Any, *, continues: bool = False) -> None:
         """An outermost module call begins; ``continues``: with what another call has made."""
+        self._may_be_lines = False
         self.settle()
         self._continues = continues
         self._has_call = True
@@ -259,7 +277,16 @@ class StepDetector:
         parameter = _first_trained(module) if ref is not None and ref() is module else None
         return parameter is not None and parameter._version != version
 
+    def _put_lines_together(self) -> None:
+        """A surer sign is there: all that loops of operators were is part of the step under way."""
+        guess = self._guess
+        if self._sign is not Sign.LINE or guess is None:
+            return
+        self._guess = self._sign = None
+        self._on_guess(Guess(guess.first, self.current, guess.sign, guess.place), True)
+
     def _automatic_end(self, sign: Sign, place: int = 0) -> None:
+        self._put_lines_together()
         if self._sign is not None and sign < self._sign and not self._is_silent(sign):
             return
         if self._automatic == 0 and not self.open_end:
