@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from memprof.sources.owners.unmoved_parameters import UnmovedParametersWatch
     from memprof.sources.protocol import EventSource
 
-__all__ = ["Session", "is_closed"]
+__all__ = ["PREPARES_US", "Session", "is_closed"]
 
 _LOG = logging.getLogger("memprof")
 _FLUSH_US = 1_000_000
@@ -74,7 +74,7 @@ _BEAT_BETWEEN_MS = 1000.0
 """The same between windows."""
 _MANY_WAITING = 50_000
 """Events that may wait in memory, some 200 bytes each for CPU tensors, before they are written."""
-_PREPARES_US = 30_000_000
+PREPARES_US = 30_000_000
 """A program in which nothing but operators ran so far may still be making its data."""
 _STALL_US = 100_000
 """A file system that lets the job wait for longer is counted; less is other programs' turn."""
@@ -484,7 +484,7 @@ class Session:
         """Whether nothing but operators ran so far: a program that trains makes its data first."""
         guess = self._loop_watch.guess if self._loop_watch is not None else None
         by_lines = guess is not None and guess.sign is Sign.LINE
-        return by_lines and _clock_us() - self._opened_us < _PREPARES_US
+        return by_lines and _clock_us() - self._opened_us < PREPARES_US
 
     def _say_held_back(self) -> None:
         """Log what was held back once the program cannot be at its data any more."""

@@ -10,6 +10,7 @@ from torch import nn  # noqa: E402
 from torch.nn.functional import normalize  # noqa: E402
 
 import memprof  # noqa: E402
+from memprof.record import session  # noqa: E402
 from memprof.records import GuessedSteps  # noqa: E402
 from memprof.sources.loop import line_turns  # noqa: E402
 from memprof.sources.loop.line_turns import LEAST_TURNS, FrameChains, LineTurns  # noqa: E402
@@ -216,3 +217,32 @@ def test_what_comes_after_a_pause_follows_upon_nothing():
     for _ in range(4 * LEAST_TURNS):
         turns.interrupt()
         assert not turns.sees(keys.key(sys._getframe()))
+
+
+def test_what_grows_before_anything_else_ran_is_logged_when_it_is_no_data(
+    record, monkeypatch, caplog
+):
+    monkeypatch.setattr(session, "FLUSH_IN_WINDOW_US", 0)
+
+    def make(late=lambda: None):
+        samples = []
+        for number in range(60):
+            samples.append(torch.ones(1024))
+            if number == 50:
+                late()
+        return samples
+
+    def train():
+        data = torch.stack(make())
+        model = nn.Linear(1024, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(4):
+            model(data).sum().backward()
+            optimizer.step()
+
+    with caplog.at_level("WARNING", logger="memprof"):
+        record(train)
+        record(make)
+        assert not [one for one in caplog.messages if "memory grows" in one]
+        record(lambda: make(late=lambda: monkeypatch.setattr(session, "PREPARES_US", 0)))
+        assert len([one for one in caplog.messages if "memory grows" in one]) == 1
