@@ -17,6 +17,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "no_grad": "Run what needs no backward pass under `torch.no_grad()`.",
         "inference_mode": "Run pure inference under `torch.inference_mode()`.",
         "no_retain_graph": "Let `backward()` free the graph: no `retain_graph=True`.",
+        "no_create_graph": "Take gradients without their graph: no `create_graph=True`.",
         "autograd_grad": "Use `torch.autograd.grad` where `backward(create_graph=True)` cycles.",
         "sparse_gradient": "Give an embedding `sparse=True`: a gradient for what was looked up.",
         "early_backward": "Call `backward()` on each loss instead of on their sum.",

@@ -1,0 +1,168 @@
+"""unused-second-order: gradients keep the graph that made them, and none are taken through it."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.rules.case import Case
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.idioms import keyword
+from memprof.source_code.program import own_calls, place_of
+from memprof.trace import EMPTY, Action, Category, Frame, Phase
+from memprof.units import format_bytes
+from memprof.views.peak_without import Cuts
+from memprof.views.window import Bools, Ints, Window
+
+__all__ = ["RULE"]
+
+_LEAST_SHARE = 0.1
+"""Of the peak, that the graph has."""
+_SAME = 1.25
+"""Times as many tensors in the last pass as in the first: more is a derivative of the one before,
+whose graph grows with every pass through it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SecondOrder(Match):
+    """The graph of some gradients, through which no backward pass goes."""
+
+    called_at: Frame | None = None
+    """The line of the program from which all of it came, where the function also serves others."""
+
+
+class UnusedSecondOrder(WasteRule[SecondOrder]):
+    """`create_graph=True` where no gradient of the gradient is taken."""
+
+    name = "unused-second-order"
+    summary = "gradients keep the graph that made them, and none are taken through it"
+    fixes = ("no_create_graph",)
+
+    def matches(self, window: Window) -> Iterator[SecondOrder]:
+        """Of each way to such a call: what its passes make, and the activations before them.
+
+        No backward pass frees any of it, and none comes of another line while it is there.
+        """
+        lives = window.lives
+        freed_by = np.append(window.phase_of_event, Phase.UNKNOWN)[lives.free]
+        stays = (freed_by != Phase.BACKWARD) & ~window.has_owner & (lives.free < window.events)
+        made = (window.phase == Phase.BACKWARD) & (lives.stack != EMPTY)
+        frames = {
+            stack: tuple(window.user_frames(window.trace.stack(stack)))
+            for stack in np.unique(lives.stack[stays & window.at_peak]).tolist()
+        }
+        of_way: dict[tuple[Frame, ...], list[int]] = defaultdict(list)
+        for row in np.flatnonzero(made & stays & window.at_peak).tolist():
+            of_way[frames[int(lives.stack[row])]].append(row)
+        for way, of_pass in of_way.items():
+            if not way or not _creates_graph(way[0]):
+                continue
+            by_way = np.isin(
+                lives.stack, [s for s, one in frames.items() if one[-len(way) + 1 :] == way[1:]]
+            )
+            graph = by_way & (made | (window.category == Category.ACTIVATION)) & stays
+            at_peak = np.flatnonzero(graph & window.at_peak)
+            if window.share(int(lives.size[at_peak].sum())) < _LEAST_SHARE:
+                continue
+            if _is_gone_through(window, at_peak, way):
+                continue
+            others = bool((freed_by[_made_at(window, way[0])] == Phase.BACKWARD).any())
+            mask = np.zeros(len(lives), dtype=bool)
+            mask[of_pass] = True
+            yield SecondOrder(
+                row=window.main_site(mask),
+                rows=at_peak,
+                nbytes=int(lives.size[at_peak].sum()),
+                saving=window.replayed(_ended_with_passes(window, np.flatnonzero(graph), way)),
+                called_at=way[1] if others and way[1:] else None,
+            )
+
+    def title(self, match: SecondOrder) -> str:  # noqa: ARG002 - every match reads the same
+        """Say what they are."""
+        return "are the graph of gradients, through which no backward pass goes"
+
+    def advice(self, match: SecondOrder, case: Case) -> Iterator[Advice]:
+        """Leave the graph out."""
+        called = match.called_at
+        when = f" where it is called from line {called.line}" if called is not None else ""
+        yield Advice(
+            "no_create_graph",
+            f"`create_graph=True` keeps {format_bytes(match.nbytes)} for gradients of these "
+            f"gradients, and none are taken{when}: leave it out there, and detach what the next "
+            "pass begins with.",
+            case.site,
+        )
+
+
+def _creates_graph(frame: Frame) -> bool:
+    """Whether a line asks for gradients that can be differentiated."""
+    place = place_of(frame)
+    calls = own_calls(place.statement, "grad", "backward") if place is not None else []
+    values = [keyword(call, "create_graph") for call in calls]
+    return any(
+        value is not None and not (isinstance(value, ast.Constant) and value.value is not True)
+        for value in values
+    )
+
+
+def _made_at(window: Window, frame: Frame) -> Bools:
+    """What backward passes of a line have made, wherever it was called from."""
+    stacks = [
+        stack
+        for stack in np.unique(window.lives.stack[window.phase == Phase.BACKWARD]).tolist()
+        if window.user_frames(window.trace.stack(stack))[:1] == [frame]
+    ]
+    at_line: Bools = np.isin(window.lives.stack, stacks) & (window.phase == Phase.BACKWARD)
+    return at_line
+
+
+def _is_gone_through(window: Window, rows: Ints, way: tuple[Frame, ...]) -> bool:
+    """Whether a backward pass may read some tensors.
+
+    So it is where another line runs one while they are there, or where each pass makes more than
+    the one before.
+    """
+    first, last = int(window.lives.alloc[rows].min()), int(window.lives.free[rows].max())
+    allocs, in_pass = _allocs(window, max(first, 0), last)
+    stacks = np.unique(window.trace.events.stack[allocs[in_pass]]).tolist()
+    ways = {tuple(window.user_frames(window.trace.stack(stack))) for stack in stacks}
+    begins, ends = _runs(in_pass)
+    counts = ends - begins + 1
+    return ways != {way} or int(counts[-1]) > _SAME * int(counts[0])
+
+
+def _ended_with_passes(window: Window, rows: Ints, way: tuple[Frame, ...]) -> Cuts:
+    """Each tensor gone when the pass of this way ends that made it, or that comes after it."""
+    allocs, in_pass = _allocs(window, 0, window.events)
+    stacks = window.trace.events.stack[allocs]
+    of_way = [
+        stack
+        for stack in np.unique(stacks[in_pass]).tolist()
+        if tuple(window.user_frames(window.trace.stack(stack))) == way
+    ]
+    _, ends = _runs(in_pass & np.isin(stacks, of_way))
+    last_of_pass = np.append(allocs[ends], window.events)
+    return window.ended_at(
+        rows, last_of_pass[np.searchsorted(allocs[ends], window.lives.alloc[rows])]
+    )
+
+
+def _allocs(window: Window, first: int, last: int) -> tuple[Ints, Bools]:
+    """Allocations with a stack among some events, and whether each is of a backward pass."""
+    events = window.trace.events
+    has_stack = (events.action[first:last] == Action.ALLOC) & (events.stack[first:last] != EMPTY)
+    allocs = np.flatnonzero(has_stack) + first
+    return allocs, window.phase_of_event[allocs] == Phase.BACKWARD
+
+
+def _runs(mask: Bools) -> tuple[Ints, Ints]:
+    """Where each stretch of a mask begins, and its last place."""
+    edges = np.diff(mask.astype(np.int8), prepend=0, append=0)
+    return np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1
+
+
+RULE = UnusedSecondOrder()
