@@ -162,6 +162,7 @@ def heap_of_one_test(request: pytest.FixtureRequest) -> Iterator[None]:
 
 # What somebody built on this machine is used by the tests that ask for it, and by no other.
 os.environ.setdefault("MEMPROF_NATIVE", "0")
+os.environ.setdefault("MEMPROF_STRICT", "1")  # an error of a rule's fails its test
 
 
 @pytest.fixture(scope="session")

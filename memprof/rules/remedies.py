@@ -11,6 +11,7 @@ from memprof.rules.case import Case
 from memprof.rules.finding import Remedy, RuleFinding
 from memprof.rules.fixes import PATCHED
 from memprof.rules.frameworks import construction, typed
+from memprof.rules.left_out import left_out_if_it_fails
 from memprof.rules.load_rules import growth_rules, rule_named
 from memprof.rules.pages import explained_by
 from memprof.rules.rule import Advice, WasteRule
@@ -46,7 +47,8 @@ def with_remedies(finding: RuleFinding, examination: Examination) -> RuleFinding
     rule = rule_named(finding.rule)
     advice: list[_OfRule] = []
     if isinstance(rule, (WasteRule, RunRule)):
-        advice = [_OfRule(rule.name, one) for one in rule.advice(finding.match, case)]
+        with left_out_if_it_fails(rule.name):
+            advice = [_OfRule(rule.name, one) for one in rule.advice(finding.match, case)]
     if case.grows:
         advice += sorted(_on_growth(case), key=lambda one: one.advice.otherwise)
     best: dict[str, _OfRule] = {}
@@ -73,10 +75,12 @@ def _is_there_already(advice: Advice, finding: RuleFinding) -> bool:
 def _on_growth(case: Case) -> Iterator[_OfRule]:
     """What every rule that explains the growth advises, in the rules' order."""
     for rule in growth_rules():
-        cause = rule.match(case)
-        if cause is not None:
-            for advice in rule.advice(cause, case):
-                yield _OfRule(rule.name, advice)
+        advice: list[_OfRule] = []
+        with left_out_if_it_fails(rule.name):
+            cause = rule.match(case)
+            if cause is not None:
+                advice = [_OfRule(rule.name, one) for one in rule.advice(cause, case)]
+        yield from advice
 
 
 def _of_what_ran(advice: Advice, case: Case) -> Advice:

@@ -12,6 +12,7 @@ from memprof.records import Holder
 from memprof.reference_chain import Link, way
 from memprof.rules.containers import is_kept_short
 from memprof.rules.finding import Evidence, Kind, RuleFinding
+from memprof.rules.left_out import left_out_if_it_fails
 from memprof.rules.load_rules import waste_rules
 from memprof.rules.rule import EVERY_OTHER, Match, WasteRule, confidence_of
 from memprof.run import Run
@@ -101,9 +102,10 @@ def _peak_windows(examination: Examination) -> list[Window]:
 
 
 def _candidates(window: Window) -> list[_Candidate]:
-    matches = [
-        _Candidate(window, rule, one) for rule in waste_rules() for one in rule.matches(window)
-    ]
+    matches: list[_Candidate] = []
+    for rule in waste_rules():
+        with left_out_if_it_fails(rule.name):
+            matches += [_Candidate(window, rule, one) for one in rule.matches(window)]
     return [one for one in matches if one.share >= _LEAST_SHARE]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from memprof.rules.finding import RuleFinding, Series
+from memprof.rules.left_out import left_out_if_it_fails
 from memprof.rules.load_rules import run_rules
 from memprof.rules.rule import confidence_of
 from memprof.rules.run_rule import RunMatch, RunRule
@@ -18,9 +19,11 @@ __all__ = ["over_run"]
 
 def over_run(examination: Examination) -> tuple[RuleFinding, ...]:
     """The findings of all rules over a whole run, in the order of the rules' names."""
-    return tuple(
-        _finding_of(rule, match) for rule in run_rules() for match in rule.matches(examination)
-    )
+    all_findings: list[RuleFinding] = []
+    for rule in run_rules():
+        with left_out_if_it_fails(rule.name):
+            all_findings += [_finding_of(rule, match) for match in rule.matches(examination)]
+    return tuple(all_findings)
 
 
 def _finding_of(rule: RunRule[Any], match: RunMatch) -> RuleFinding:

@@ -24,7 +24,15 @@ from memprof.source_code.scopes import COMPREHENSIONS, nodes_around, parameters,
 from memprof.source_code.verbs import CONVERTING
 from memprof.trace import Frame
 
-__all__ = ["ComputedPart", "Instead", "PartRead", "computed_part", "newest_read", "part_read"]
+__all__ = [
+    "ComputedPart",
+    "Instead",
+    "PartRead",
+    "computed_part",
+    "gathered_part",
+    "newest_read",
+    "part_read",
+]
 
 _OF_SHAPE = frozenset(("device", "dtype", "ndim", "requires_grad", "shape", "size"))
 """Attributes and methods that read none of a tensor's values."""
@@ -49,6 +57,8 @@ class Instead(Enum):
     """For the first of sorted values."""
     OPERANDS = "the part of the operands"
     """For a part of what is computed value by value."""
+    LOGITS = "the logits that are meant, less the logarithm of the sum of each row"
+    """For the logarithms of probabilities of which some are gathered."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,6 +155,36 @@ def computed_part(place: Place) -> ComputedPart | None:
             if None not in parts and len(texts) == 1:
                 return ComputedPart(texts.pop(), instead)
     return None
+
+
+def gathered_part(place: Place) -> ComputedPart | None:
+    """What is gathered of the logarithms of probabilities that a statement computes.
+
+    None where they are read in another way, too, or no statement computes any.
+    """
+    for node in ast.walk(place.statement):
+        if called_name(node) != "log_softmax" or not _keeps_rows(node):
+            continue
+        assert isinstance(node, ast.expr)
+        around = nodes_around(place.statement, node)
+        calls = [_gathering(node, around)]
+        if around and isinstance(around[-1], ast.Assign):
+            names = [one.id for one in bound_names(around[-1]) if isinstance(one, ast.Name)]
+            reads = reads_of(place.scope, names[0]) if len(names) == 1 else []
+            calls = [_gathering(load, above) for load, above in reads]
+        texts = [ast.unparse(call) for call in calls if call is not None]
+        if texts and len(texts) == len(calls):
+            return ComputedPart(texts[0], Instead.LOGITS)
+    return None
+
+
+def _gathering(value: ast.expr, around: list[ast.AST]) -> ast.Call | None:
+    """The call that gathers some of a value: ``x.gather(-1, i)``, ``torch.gather(x, -1, i)``."""
+    parent = around[-1] if around else None
+    call = around[-2] if isinstance(parent, ast.Attribute) and len(around) > 1 else parent
+    if not isinstance(call, ast.Call) or called_name(call) != "gather":
+        return None
+    return call if call.func is parent or call.args[:1] == [value] else None
 
 
 def _way_of(node: ast.AST) -> Instead | None:
@@ -360,7 +400,7 @@ def _computed_by_rows(node: ast.expr, waiting: list[ast.AST]) -> tuple[ast.expr,
     return node, waiting[-1]
 
 
-def _keeps_rows(node: ast.expr) -> bool:
+def _keeps_rows(node: ast.AST) -> bool:
     """Whether what is computed along a dimension goes along the last one."""
     if called_name(node) not in ("log_softmax", "softmax"):
         return True

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from tests.rules.recorded import findings_of, names
 
@@ -322,6 +323,39 @@ def by_a_mask():
     return step
 
 
+def the_chosen_words():
+    """A reward model's scores of one word each, out of the whole vocabulary."""
+
+    def step(number):
+        logits, words = torch.rand(64, 4096), torch.randint(4096, (64, 1))
+        logprobs = logits.log_softmax(dim=-1)
+        return logprobs.gather(-1, words).sum().item()
+
+    return step
+
+
+def chosen_at_once():
+    """The same in one statement."""
+
+    def step(number):
+        logits, words = torch.rand(64, 4096), torch.randint(4096, (64, 1))
+        return torch.gather(F.log_softmax(logits, dim=-1), -1, words).sum().item()
+
+    return step
+
+
+def with_their_entropy():
+    """All words are read for the entropy."""
+
+    def step(number):
+        logits, words = torch.rand(64, 4096), torch.randint(4096, (64, 1))
+        logprobs = logits.log_softmax(dim=-1)
+        entropy = -(logprobs.exp() * logprobs).sum().item()
+        return logprobs.gather(-1, words).sum().item() + entropy
+
+    return step
+
+
 def all_pairs():
     """The others are negatives."""
 
@@ -348,6 +382,13 @@ def all_ranks():
         (a_diagonal, "scores.diagonal()", 512 * 512 * 4, "narrow_first"),
         (the_best, "order[:, :8]", 64 * 4096 * 8, "topk"),
         (some_frames, "clip[::8]", 2 * 64 * 3 * 32 * 32 * 4, "narrow_first"),
+        (the_chosen_words, "logprobs.gather(-1, words)", 64 * 4096 * 4, "narrow_first"),
+        (
+            chosen_at_once,
+            "torch.gather(F.log_softmax(logits, dim=-1), -1, words)",
+            64 * 4096 * 4,
+            "narrow_first",
+        ),
     ],
 )
 def test_what_a_line_computes_itself_is_told_with_its_part(program, read, nbytes, fix, tmp_path):
@@ -357,6 +398,8 @@ def test_what_a_line_computes_itself_is_told_with_its_part(program, read, nbytes
     assert one.title.endswith(f"are computed whole, and only `{read}` is read")
 
 
-@pytest.mark.parametrize("program", [all_pairs, all_ranks, frame_by_frame, by_a_mask])
+@pytest.mark.parametrize(
+    "program", [all_pairs, all_ranks, frame_by_frame, by_a_mask, with_their_entropy]
+)
 def test_nothing_is_said_of_products_and_orders_that_are_read_whole(program, tmp_path):
     assert "partly-read" not in names(program, tmp_path / "run.json")

@@ -200,36 +200,41 @@ def _is_part_of(target: ast.expr | None, name: str) -> bool:
     return isinstance(target, ast.Subscript) and ast.unparse(target.value) == name
 
 
-def _divided(place: Place, value: ast.expr | None) -> bool:
-    """Whether a value is a quotient by 255, or joins such; by a variable of the function, too."""
+def _divided(place: Place, value: ast.expr | None, names: frozenset[str] = frozenset()) -> bool:
+    """Whether a value is a quotient by 255, or joins such; by a variable of the function, too.
+
+    ``names`` are those that it is already the value of: ``x = (x - x.mean()) / x.std()``.
+    """
     if isinstance(value, ast.Name):
         bound = [one for one in values_of(place, value.id) if one is not None]
-        value = bound[0] if len(bound) == 1 else None
+        is_new = value.id not in names
+        names |= {value.id}
+        value = bound[0] if len(bound) == 1 and is_new else None
     if value is None or isinstance(value, ast.Name):
         return False
     if isinstance(value, ast.BinOp):
         if isinstance(value.op, ast.Div) and _is_highest(value.right):
             return True
         # less a mean, by a deviation
-        return isinstance(value.op, (ast.Sub, ast.Div)) and _divided(place, value.left)
+        return isinstance(value.op, (ast.Sub, ast.Div)) and _divided(place, value.left, names)
     if isinstance(value, ast.ListComp):
-        return _divided(place, value.elt)
+        return _divided(place, value.elt, names)
     if not isinstance(value, ast.Call):
         return False
     name = called_name(value)
     if name in _ADDS:
-        return any(_divided(place, argument) for argument in value.args)
+        return any(_divided(place, argument, names) for argument in value.args)
     if name in _DIVIDES:
         return any(map(_is_highest, value.args))
     if name in JOINING:
         parts = (node for argument in value.args for node in ast.walk(argument))
         return any(
-            _divided(place, node)
+            _divided(place, node, names)
             for node in parts
             if isinstance(node, (ast.BinOp, ast.Call)) and called_name(node) not in JOINING
         )
     receiver = value.func.value if isinstance(value.func, ast.Attribute) else None
-    return isinstance(receiver, (ast.BinOp, ast.Call)) and _divided(place, receiver)
+    return isinstance(receiver, (ast.BinOp, ast.Call)) and _divided(place, receiver, names)
 
 
 def _is_highest(value: ast.expr) -> bool:

@@ -15,13 +15,23 @@ from memprof.rules.large_tensor import (
     made_on_its_line,
 )
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.parts_read import ComputedPart, Instead, PartRead, computed_part, part_read
+from memprof.source_code.parts_read import (
+    ComputedPart,
+    Instead,
+    PartRead,
+    computed_part,
+    gathered_part,
+    part_read,
+)
+from memprof.source_code.program import place_of
 from memprof.trace import Frame
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
 
 __all__ = ["RULE"]
 
+_LEAST_SHARE = 0.2
+"""Of the peak, that each of the gathered has: less is not worth rows at a time."""
 _OF_LINEAR = "/torch/nn/modules/linear.py"
 
 
@@ -41,6 +51,10 @@ class PartlyReadResult(WasteRule[PartlyRead]):
 
     def matches(self, window: Window) -> Iterator[PartlyRead]:
         """The large tensor of the peak, where a part of it could have been computed by itself."""
+        gathered = _gathered(window)
+        if gathered is not None:
+            yield gathered
+            return
         large = large_tensor(window)
         if large is None:
             return
@@ -83,6 +97,12 @@ class PartlyReadResult(WasteRule[PartlyRead]):
         elif part.instead is Instead.FIRST:
             why = f"Only `{part.text}` of the {nbytes} is read: `topk` finds these, and no others."
             yield Advice("topk", why, case.site)
+        elif part.instead is Instead.LOGITS:
+            why = (
+                f"Only `{part.text}` of the {nbytes} is read: gather from the logits, and take "
+                "`logsumexp(-1)` off, of a few rows at a time (of all at once it takes as much)."
+            )
+            yield Advice("narrow_first", why, case.site)
         elif part.instead is Instead.OPERANDS:
             why = (
                 f"Only `{part.text}` of the {nbytes} is read: take that part of the operands, and "
@@ -95,6 +115,28 @@ class PartlyReadResult(WasteRule[PartlyRead]):
                 "`(a * b).sum(-1)` computes of the rows themselves."
             )
             yield Advice("narrow_first", why, case.site, typed="(a * b).sum(-1)")
+
+
+def _gathered(window: Window) -> PartlyRead | None:
+    """Large logarithms of probabilities, of which some are gathered."""
+    size = window.lives.size
+    least = max(1, int(_LEAST_SHARE * window.peak.bytes))
+    large = ~window.has_owner & (size >= least)
+    for site in np.unique(window.site[large & window.at_peak]).tolist():
+        place = place_of(window.owners.sites.frames[site])
+        part = gathered_part(place) if place is not None else None
+        if part is None:
+            continue
+        made = np.flatnonzero(large & (window.site == site))
+        there = made[window.at_peak[made]]
+        return PartlyRead(
+            row=int(there[-1]),
+            rows=there,
+            nbytes=int(size[there].sum()),
+            saving=window.replayed(window.whole(made)),
+            part=part,
+        )
+    return None
 
 
 def _made_by_layer(window: Window, large: LargeTensor) -> int:
