@@ -23,6 +23,7 @@ from memprof.source_code.program import (
     imported_by,
     program_of,
 )
+from memprof.source_code.torch_modes import without_gradients
 from memprof.trace import Category, Frame, Phase, Trace
 from memprof.views.examination import Examination
 from memprof.views.owners import CATEGORY_NAMES, OWNED
@@ -97,6 +98,8 @@ class Case:
         """Whether what is kept hangs on autograd's graph."""
         if self.direct and self._is_cut_off:
             return False
+        if not self.links & THROUGH_GRAPH and without_gradients(self.finding.stack):
+            return False  # made in a model's call and still there in a backward pass: no more
         if self.finding.growth.forward_share > _MOSTLY:
             return True
         return (

@@ -75,19 +75,22 @@ def _is_left_over(holder: Holder, earlier: Holder) -> bool:
     """Whether a cycle has, now that a name is gone, the container that an earlier look saw there.
 
     The name is what kept it while it grew: ``service.answers``, where a thread of ``service.pool``
-    knows the service.
+    knows the service. Another object may know it by that name, too, as metrics share their states.
     """
     root, root_before = holder.links[0].kind, earlier.links[0].kind
     if root not in CYCLES or root_before in CYCLES or not earlier.is_named:
         return False
-    container = _container(holder)
-    return container is not None and container == _container(earlier)
+    name, length = _container(holder)
+    name_before, length_before = _container(earlier)
+    return bool(name) and name == name_before and length >= length_before
 
 
-def _container(holder: Holder) -> tuple[str, str] | None:
-    """What has the largest container of a chain, by its name and type; None without one."""
+def _container(holder: Holder) -> tuple[str, int]:
+    """The last name of the largest container of a chain, and how long it is; none: no name."""
     at = largest_container(holder.links)
-    return (holder.links[at - 1].name, holder.links[at - 1].type_name) if at else None
+    if not at:
+        return "", 0
+    return holder.links[at - 1].name.rpartition(".")[2], holder.links[at].length
 
 
 def clusters(

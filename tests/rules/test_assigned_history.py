@@ -80,6 +80,13 @@ def test_of_two_classes_with_the_attribute_none_is_named(tmp_path):
     assert not any(one.code.startswith("self.running_var") for one in found.remedies)
 
 
+def test_a_loop_through_layers_carries_no_state_over_the_steps(tmp_path):
+    (found,) = in_file(tmp_path, OBSERVED)
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("assigned-history", "detach")
+    assert first.code.startswith("self.scale = 0.9 * self.scale + 0.1 * magnitude")
+
+
 def in_file(folder, text):
     """What is found in a recording of a script of its own."""
     script = folder / "train.py"
@@ -128,6 +135,53 @@ def main():
         for _ in range(24):
             model(torch.randn(64, 64)).sum().item()
             tracker.step()
+
+main()
+"""
+OBSERVED = """
+import sys
+import memprof
+import torch
+from torch import nn
+
+class Observer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(64))
+
+    def forward(self, x):
+        magnitude = x.pow(2).mean(0).sqrt()
+        self.scale = 0.9 * self.scale + 0.1 * magnitude
+        return x
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.observer = nn.Linear(64, 64), Observer()
+
+    def forward(self, x):
+        x = self.observer(self.layer(x))
+        return x.tanh()
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stages = nn.ModuleList([Stage(), Stage()])
+
+    def forward(self, x):
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+def main():
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with memprof.track(sys.argv[1], sources=["cpu"], allowance_s=600):
+        for _ in range(24):
+            loss = model(torch.randn(256, 64)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
 main()
 """

@@ -1,49 +1,49 @@
-"""Who holds a growing group: the last look, or an earlier one where that knew more."""
+"""Which of several looks says who holds what grows."""
 
 from __future__ import annotations
-
-import pytest
 
 from memprof.records import Finding, Holder
 from memprof.reference_chain import Link, LinkKind
 from memprof.rules.group_by_holder import held_by
 
-THREAD = Link(LinkKind.THREAD, "MainThread", "thread")
-SERVICE = Link(LinkKind.LOCAL, "service", "main", "/serve.py", 9)
-CYCLE = Link(LinkKind.CYCLE, "", "")
-WORKER = Link(LinkKind.ATTRIBUTE, "service", "Worker")
-
-
-def stored(name, length):
-    return (
-        Link(LinkKind.ATTRIBUTE, name, "Service", "/serve.py", 7),
-        Link(LinkKind.ITEM, "0", "dict", length=length),
-    )
+OWN, LIBRARY = "/home/me/train.py", "/lib/site-packages/metrics.py"
 
 
 def look(step, *links):
-    holder = Holder(links[0].kind, "/serve.py", 7, "self.answers[key] = answer", list(links))
-    return Finding("holders", device="cpu", step=step, stack=1, holders=[holder])
+    holder = Holder(links[-1].kind, OWN, 3, "", list(links))
+    return Finding("holders", device="cpu", step=step, stack=7, holders=[holder])
 
 
-@pytest.mark.parametrize(
-    ("name", "root"),
-    [("answers", LinkKind.THREAD), ("history", LinkKind.CYCLE)],
-    ids=["the same container", "another one"],
-)
-def test_a_cycle_that_is_left_when_names_are_gone_is_not_what_holds_them(name, root):
-    """`service` was a variable of a function that has returned; its workers know it as well."""
-    looks = [
-        look(10, THREAD, SERVICE, *stored("answers", 40)),
-        look(20, THREAD, SERVICE, *stored("answers", 80)),
-        look(30, CYCLE, WORKER, *stored(name, 120)),
-    ]
-    (holder,) = held_by(looks, "cpu")[1]
-    assert holder.links[0].kind is root
-    assert holder.links[-1].length == (80 if root is LinkKind.THREAD else 120)
+def named(length):
+    """As long as the program's function runs."""
+    return (
+        Link(LinkKind.LOCAL, "monitor", "main", OWN),
+        Link(LinkKind.MODULE_ATTRIBUTE, "ap.target", "Collection"),
+        Link(LinkKind.ITEM, "6", "list", length=length),
+    )
 
 
-def test_a_cycle_that_was_one_from_the_first_look_on_is_named():
-    looks = [look(step, CYCLE, WORKER, *stored("answers", 4 * step)) for step in (10, 20)]
-    (holder,) = held_by(looks, "cpu")[1]
-    assert (holder.links[0].kind, holder.links[-1].length) == (LinkKind.CYCLE, 80)
+def left_over(name, length):
+    """Once it has returned, and the objects are a cycle that nothing refers to."""
+    return (
+        Link(LinkKind.CYCLE, length=5),
+        Link(LinkKind.BOUND_METHOD, "__self__", "update", LIBRARY),
+        Link(LinkKind.MODULE_ATTRIBUTE, name, "Score"),
+        Link(LinkKind.ITEM, "17", "list", length=length),
+    )
+
+
+def root_of(*looks):
+    (holder, *_) = held_by(looks, "cpu")[7]
+    return holder.links[0].kind, holder.links[-1].length
+
+
+def test_a_name_that_is_gone_at_the_end_kept_the_list_that_another_object_shares():
+    looks = look(12, *named(23)), look(48, *named(95)), look(120, *left_over("target", 120))
+    assert root_of(*looks) == (LinkKind.LOCAL, 95)
+
+
+def test_a_cycle_with_another_list_or_a_shorter_one_is_told():
+    for cycle in (left_over("preds", 120), left_over("target", 9)):
+        looks = look(12, *named(23)), look(48, *named(95)), look(120, *cycle)
+        assert root_of(*looks)[0] == LinkKind.CYCLE

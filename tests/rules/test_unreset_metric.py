@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from tests.rules.recorded import findings_of
 
@@ -47,3 +48,45 @@ def test_the_method_that_empties_it_is_named(tmp_path):
     assert found.bytes_per_step == WIDTH * WIDTH * 4
     assert first.fix == "reset_metric"
     assert "`reset()` would empty it" in first.why
+
+
+class Score(nn.Module):
+    """Its state is copied with each call, as a library's metrics do."""
+
+    def __init__(self):
+        super().__init__()
+        self.values = []
+
+    def forward(self, value):
+        self.values = [one.detach().clone() for one in self.values]
+        self.values.append(value.clone())
+
+    def reset(self):
+        self.values.clear()
+
+
+class Monitored:
+    """The state is kept over each backward pass, and is no graph's: it was made without one."""
+
+    def __init__(self):
+        self.model, self.score = nn.Linear(WIDTH, WIDTH), Score()
+
+    @torch.no_grad()
+    def observe(self, output):
+        self.score(output)
+
+    def step(self, number):
+        output = self.model(torch.randn(WIDTH, WIDTH))
+        self.observe(output)
+        output.square().mean().backward()
+        self.model.zero_grad()
+
+
+def observed():
+    return Monitored().step
+
+
+def test_a_state_that_was_made_without_a_graph_is_not_to_be_detached(tmp_path):
+    (found,) = findings_of(observed, tmp_path / "run.json", steps=40)
+    assert found.bytes_per_step == WIDTH * WIDTH * 4
+    assert not {"detach", "no_grad"} & {one.fix for one in found.remedies}

@@ -49,7 +49,7 @@ class CarriedState(GrowthRule[StateUpdate]):
             return None
         if case.links & OF_ERRORS or case.links & CYCLES:
             return None  # ``h = layer(h)`` of one forward pass, which something else keeps
-        near = [*on_the_way(case), *case.assignments]
+        near = [*case.assignments, *on_the_way(case)]  # the attribute that holds it comes first
         if any(running_sum(place) is not None for place in near):
             return None
         states = (
@@ -57,6 +57,7 @@ class CarriedState(GrowthRule[StateUpdate]):
             for p in near
             for name, reads in read_by_itself(p)
             if _outlives_call(p, name) and not _joins_what_is_cut_off(p, name)
+            if not _is_of_other_function(p, name, case)
         )
         return next(states, None) or _by_other_names(near) or _of_any_loop(case)
 
@@ -71,6 +72,15 @@ class CarriedState(GrowthRule[StateUpdate]):
             cause.place,
             patch=patch,
         )
+
+
+def _is_of_other_function(place: Place, name: str, case: Case) -> bool:
+    """Whether an attribute keeps the graph, and a variable is of a forward that does not set it."""
+    functions = {id(one.function) for one in case.assignments}
+    in_forward = place.function is not None and place.function.name == "forward"
+    return (
+        "." not in name and in_forward and bool(functions) and id(place.function) not in functions
+    )
 
 
 def _joins_what_is_cut_off(place: Place, name: str) -> bool:
@@ -158,10 +168,12 @@ def _outlives_call(place: Place, name: str) -> bool:
     """Whether what a statement binds can be read in the next step.
 
     A local variable of a function without a loop around it is gone then, unless the function hands
-    it on as it is.
+    it on as it is. So it is in a model's `forward`, whose loops go through layers or a sequence.
     """
     function = place.function
-    if "." in name or "[" in name or function is None or place.loop is not None:
+    if "." in name or "[" in name or function is None:
+        return True
+    if place.loop is not None and not (function.name == "forward" and place.class_ is not None):
         return True
     for node in ast.walk(function):
         if isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names:
