@@ -94,5 +94,5 @@ def test_an_integrator_that_calls_no_module_is_told_of_its_cache(size, tmp_path)
         for turn in range(ENTRIES):
             state = kinetic(1 / (turn + 1)) @ state
     rules = [one.rule for one in findings(load(tmp_path / "run.json"))]
-    assert ("endless-cache" in rules) is (size is None)
+    assert ("functools-cache" in rules) is (size is None)
     assert kinetic.cache_info().currsize == (size or ENTRIES)

@@ -49,7 +49,7 @@ class CarriedState(GrowthRule[StateUpdate]):
             return None
         if case.links & OF_ERRORS or case.links & CYCLES:
             return None  # ``h = layer(h)`` of one forward pass, which something else keeps
-        near = [*case.assignments, *on_the_way(case)]  # the attribute that holds it comes first
+        near = [*on_the_way(case), *case.assignments]
         if any(running_sum(place) is not None for place in near):
             return None
         states = (
