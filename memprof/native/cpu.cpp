@@ -475,6 +475,16 @@ PyObject* no_turn(PyObject*, PyObject* args) {
   Py_RETURN_NONE;
 }
 
+PyObject* skip_turns(PyObject*, PyObject* args) {
+  int before = 0, after = 0;
+  long long times = 0;
+  if (!PyArg_ParseTuple(args, "iiL", &before, &after, &times)) {
+    return nullptr;
+  }
+  turns().skip(before, after, times);
+  Py_RETURN_NONE;
+}
+
 // Rows and blocks of one moment.
 PyObject* take(PyObject*, PyObject* with_blocks) {
   const int is_wanted = PyObject_IsTrue(with_blocks);
@@ -541,6 +551,8 @@ PyMethodDef cpu_methods[] = {
     {"cpu_take_turns", take_turns, METH_NOARGS,
      "Rows of stacks since the last call, two of them for each way that is not known."},
     {"cpu_no_turn", no_turn, METH_VARARGS, "A way from one stack to another is known from now on."},
+    {"cpu_skip_turns", skip_turns, METH_VARARGS,
+     "The next so many times that a way is taken make no call."},
     {nullptr, nullptr, 0, nullptr}};
 
 } // namespace memprof

@@ -24,6 +24,7 @@ class Turns {
     call_ = call;
     thread_ = thread;
     last_ = 0;
+    skips_ = 0;
     ways_.clear();
   }
   bool is_on() const {
@@ -36,7 +37,9 @@ class Turns {
     }
     const int32_t before = last_;
     last_ = stack;
-    if (before != 0 && !is_known(key(before, stack))) {
+    if (before == skipped_from_ && stack == skipped_to_ && skips_ > 0) {
+      --skips_;
+    } else if (before != 0 && !is_known(key(before, stack))) {
       if (ways_.size() >= kMostWays) { // no call could be made for long
         ways_.clear();
       }
@@ -64,11 +67,18 @@ class Turns {
     }
     put(key(before, after));
   }
+  // The next times that the thread goes this way need not be told.
+  void skip(int32_t before, int32_t after, int64_t times) {
+    skipped_from_ = before;
+    skipped_to_ = after;
+    skips_ = times;
+  }
   // Stacks get other rows.
   void forget() {
     known_.assign(kLeastKnown, 0);
     count_ = 0;
     last_ = 0;
+    skips_ = 0;
     ways_.clear();
   }
 
@@ -144,6 +154,9 @@ class Turns {
   PyObject* queued_ = nullptr; // the call that waits in Python's queue
   unsigned long thread_ = 0;
   int32_t last_ = 0;
+  int32_t skipped_from_ = 0;
+  int32_t skipped_to_ = 0;
+  int64_t skips_ = 0;
   std::vector<int32_t> ways_;
   std::vector<uint64_t> known_ = std::vector<uint64_t>(kLeastKnown, 0);
   size_t count_ = 0;

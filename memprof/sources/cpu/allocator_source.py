@@ -232,8 +232,10 @@ class CpuAllocatorSource:
                 continue
             if self._line_turns.jump(before, after) is None:
                 self._native.cpu_no_turn(before, after)
-            else:
-                is_over |= self._line_turns.sees_pair(before, after)
+            elif self._line_turns.sees_pair(before, after):
+                is_over = True
+                # A call for each turn of a loop of small operators would cost more than they.
+                self._native.cpu_skip_turns(before, after, self._line_turns.skip())
         self._following_us += (thread_ns() - began_ns) / 1000
         if is_over:
             self._loop_watch.line_turned(*self._line_turns.line)

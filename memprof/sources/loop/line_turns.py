@@ -24,6 +24,9 @@ _LONGEST_SILENCE = 64
 """Turns of an inner loop after which no more is waited for the outer one."""
 LEAST_STEP_NS = 200_000
 """A step is as many turns as take so long: to end one takes some 0.1 ms."""
+_MOST_SHORT_STEPS = 8
+"""In a row: then twice as many turns share one."""
+_MOST_TURNS_IN_STEP = 1 << 16
 _MOST_FRAMES = 100
 _MOST_PAIRS = 8192
 _MOST_LOOPS = 512
@@ -96,6 +99,7 @@ class LineTurns:
         self._began_ns = 0
         self._turns_left = 0
         self._turns_in_step = 1
+        self._told_ns = self._short_steps = 0
         self._short_outer = 0
         """Turns in a row of an outer loop in which the one that tells had few."""
         self._silence = 0
@@ -127,6 +131,12 @@ class LineTurns:
         jump = self.jump(before, after)
         return jump is not None and self._comes_round(self._loop(jump)) and self._is_long_enough()
 
+    def skip(self) -> int:
+        """How many of the next turns share a step, which need not be told; as if they had been."""
+        turns = max(0, self._turns_left - 1)
+        self._turns_left -= turns
+        return turns
+
     def jump(self, before: Hashable, after: Hashable) -> _Jump | None:
         """The way back from one place to another; None: the program went on, or it is not known."""
         pair = before, after
@@ -134,7 +144,13 @@ class LineTurns:
             if len(self._jumps) >= _MOST_PAIRS:
                 self._jumps.clear()
             self._jumps[pair] = _jump(self._places_of(before), self._places_of(after))
-        return self._jumps[pair]
+        jump = self._jumps[pair]
+        if jump is not None and before == after:
+            loop = self._loops.get(jump.key)
+            if loop is not None and loop.end > loop.head:
+                # The loop comes round from elsewhere: here an operator allocates several times.
+                jump = self._jumps[pair] = None
+        return jump
 
     def _loop(self, jump: _Jump) -> _Loop:
         loop = self._loops.get(jump.key)
@@ -206,6 +222,12 @@ class LineTurns:
         self._turns_left -= 1
         if self._turns_left > 0:
             return False
+        now_ns = self._clock_ns()
+        self._short_steps = self._short_steps + 1 if now_ns - self._told_ns < LEAST_STEP_NS else 0
+        self._told_ns = now_ns
+        if self._short_steps >= _MOST_SHORT_STEPS:  # the first turns were slower
+            self._short_steps = 0
+            self._turns_in_step = min(2 * self._turns_in_step, _MOST_TURNS_IN_STEP)
         self._turns_left = self._turns_in_step
         return True
 
