@@ -453,14 +453,14 @@ PyObject* watch_turns(PyObject*, PyObject* args) {
 }
 
 PyObject* take_turns(PyObject*, PyObject*) {
-  const std::vector<int32_t> ways = turns().take();
+  const std::vector<int64_t> ways = turns().take();
   PyObject* taken = PyList_New(static_cast<Py_ssize_t>(ways.size()));
   for (size_t i = 0; taken != nullptr && i < ways.size(); ++i) {
-    PyObject* row = PyLong_FromLong(ways[i]);
-    if (row == nullptr) {
+    PyObject* number = PyLong_FromLongLong(ways[i]);
+    if (number == nullptr) {
       Py_CLEAR(taken);
     } else {
-      PyList_SET_ITEM(taken, static_cast<Py_ssize_t>(i), row);
+      PyList_SET_ITEM(taken, static_cast<Py_ssize_t>(i), number);
     }
   }
   return taken;
@@ -549,7 +549,7 @@ PyMethodDef cpu_methods[] = {
     {"cpu_watch_turns", watch_turns, METH_VARARGS,
      "Have a call made, after taking a lock, as this thread goes another way than those known."},
     {"cpu_take_turns", take_turns, METH_NOARGS,
-     "Rows of stacks since the last call, two of them for each way that is not known."},
+     "Of each way that is not known, since the last call: the rows of two stacks, and a time (ns)."},
     {"cpu_no_turn", no_turn, METH_VARARGS, "A way from one stack to another is known from now on."},
     {"cpu_skip_turns", skip_turns, METH_VARARGS,
      "The next so many times that a way is taken make no call."},

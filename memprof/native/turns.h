@@ -45,14 +45,15 @@ class Turns {
       }
       ways_.push_back(before);
       ways_.push_back(stack);
+      ways_.push_back(now_ns());
     }
     if (!ways_.empty() && queued_ == nullptr) {
       ask();
     }
   }
-  // Rows of two stacks in turns: a way of the thread since the last call.
-  std::vector<int32_t> take() {
-    std::vector<int32_t> taken;
+  // Of each way of the thread since the last call the rows of two stacks, and when it went there.
+  std::vector<int64_t> take() {
+    std::vector<int64_t> taken;
     taken.swap(ways_);
     return taken;
   }
@@ -83,7 +84,7 @@ class Turns {
   }
 
  private:
-  static constexpr size_t kMostWays = 128;
+  static constexpr size_t kMostWays = 192;
   static constexpr size_t kLeastKnown = 1024; // a power of two
   static constexpr size_t kMostKnown = 1u << 16;
 
@@ -157,7 +158,7 @@ class Turns {
   int32_t skipped_from_ = 0;
   int32_t skipped_to_ = 0;
   int64_t skips_ = 0;
-  std::vector<int32_t> ways_;
+  std::vector<int64_t> ways_;
   std::vector<uint64_t> known_ = std::vector<uint64_t>(kLeastKnown, 0);
   size_t count_ = 0;
 };

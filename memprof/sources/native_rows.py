@@ -155,6 +155,8 @@ class RowLabels:
         """Times and labels of the loop's thread, for threads that say nothing themselves."""
         self._past_nodes: set[int] = set()
         """Epochs in which a backward pass has run."""
+        self._turns: list[tuple[int, int]] = []
+        """When a loop came round that ended a step, and that step."""
 
     def start(self) -> None:
         """Follow the places of every thread from now on; the calling one is the loop's."""
@@ -175,10 +177,15 @@ class RowLabels:
         """The calling thread is somewhere else from now on."""
         self._places.crossed()
 
+    def turned(self, time_ns: int) -> None:
+        """The step under way was over then: what was allocated since belongs to the next one."""
+        self._turns.append((time_ns, self._loop_watch.step))
+
     def of(self, rows: Rows) -> Column:
         """The label of each row."""
         label = rows["label"].astype(np.int64)
         label = self._of_silent(rows, label)
+        label = self._of_turns(rows, label)
         in_graph = rows["task"] != NO_TASK
         label = self._after_backward(rows, label, in_graph)
         if bool(in_graph.any()):
@@ -206,6 +213,18 @@ class RowLabels:
             beside = self._move(loop, Phase.OTHER)
             label[silent] = np.where(is_python, beside, loop)
         self.marks = marks[-1:].copy()
+        return label
+
+    def _of_turns(self, rows: Rows, label: Ints) -> Ints:
+        """A turn is noticed behind an operator, by what that has allocated."""
+        turns, self._turns = self._turns, []
+        for time_ns, step in turns:
+            late = np.flatnonzero(rows["time_ns"] >= time_ns)
+            late = late[self._rows.steps(label[late]) == step]
+            for row in np.unique(label[late]).tolist():
+                at = self._rows.of(row)
+                moved = self._interner.label(at.step + 1, at.phase, at.module, at.annotation)
+                label[late[label[late] == row]] = moved
         return label
 
     def _after_backward(self, rows: Rows, label: Ints, in_graph: npt.NDArray[np.bool_]) -> Ints:

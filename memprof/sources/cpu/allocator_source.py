@@ -225,14 +225,16 @@ class CpuAllocatorSource:
             self._native.cpu_watch_turns()
             return
         began_ns = thread_ns()
-        rows = self._native.cpu_take_turns()
+        ways = self._native.cpu_take_turns()
         is_over = False
-        for at, (before, after) in enumerate(zip(rows[::2], rows[1::2], strict=True)):
+        for at, (before, after, time_ns) in enumerate(zip(*[iter(ways)] * 3, strict=True)):
             if at and before == after:
                 continue
             if self._line_turns.jump(before, after) is None:
                 self._native.cpu_no_turn(before, after)
             elif self._line_turns.sees_pair(before, after):
+                if not is_over:
+                    self._labels.turned(time_ns)
                 is_over = True
                 # A call for each turn of a loop of small operators would cost more than they.
                 self._native.cpu_skip_turns(before, after, self._line_turns.skip())

@@ -558,7 +558,9 @@ class CpuSource:
                 origin = origins.of(place, frame, stack, func, args)
             else:
                 origins.note_other_thread(args)
-        return live.add(storage, stack, place.row, origin)
+        # The operator that shows that a step is over belongs to the next one.
+        label = self._loop_watch.next_label() if own and self._has_turned else place.row
+        return live.add(storage, stack, label, origin)
 
     def _follow_line(self, frame: Any) -> None:
         """Look whether a loop came round in which nothing but operators run."""

@@ -352,6 +352,12 @@ class LoopWatch:
             place.step, place.annotation, place.row = step, annotation, row
         return place
 
+    def next_label(self) -> int:
+        """Row of the label that this place has once the step under way is over."""
+        place = self.place()
+        path, annotation = place.path, place.annotation
+        return self._label_rows[place.step + 1, int(place.phase), path, annotation]
+
     def label_of(self, row: int) -> Label:
         """The label in a row."""
         label = self._labels.get(row)

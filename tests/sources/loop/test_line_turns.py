@@ -15,6 +15,7 @@ from memprof.records import GuessedSteps  # noqa: E402
 from memprof.sources.loop import line_turns  # noqa: E402
 from memprof.sources.loop.line_turns import LEAST_TURNS, FrameChains, LineTurns  # noqa: E402
 from memprof.sources.loop.main_thread import Beat  # noqa: E402
+from memprof.trace import Action  # noqa: E402
 
 
 @pytest.fixture(params=["operators", "allocator"])
@@ -72,6 +73,14 @@ def test_each_turn_of_a_simulation_is_a_step(record):
     line = line_of(program, "v = v * 0.99")
     assert run.guessed == GuessedSteps(0, turns - 1, "line", filename=__file__, line=line)
     assert set(grown(run)) == {1024}
+    # The operator that shows that a turn is over is one of the next turn.
+    (window,) = run.device("cpu").windows
+    events, tables = window.events, window.tables
+    is_result = (events.action == Action.ALLOC) & (events.size == 1024)
+    lines = {}
+    for label, stack in zip(events.label[is_result], events.stack[is_result], strict=True):
+        lines.setdefault(tables.labels[label].step, []).append(tables.stack(stack)[0].line)
+    assert all(lines[step] == [line, line + 1] for step in range(1, turns))
 
 
 def test_a_line_that_follows_upon_itself_has_run_once_more(record):
