@@ -32,11 +32,31 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run.json"
 
 
-def small_operators(count: int) -> None:
-    """Two operators each, a tensor of 256 bytes every time, and nothing that ends a step."""
+def followed_operators(count: int) -> None:
+    """Two operators each, a tensor of 256 bytes every time: a loop whose turns are steps."""
     x = torch.ones(64)
     for _ in range(count):
         x = x * 0.999 + 0.001
+
+
+def small_operators(count: int) -> None:
+    """The same in a library's function, where nothing ends a step."""
+    library["small_operators"](count)
+
+
+library: dict[str, Any] = {"torch": torch}
+exec(
+    compile(
+        """def small_operators(count):
+    x = torch.ones(64)
+    for _ in range(count):
+        x = x * 0.999 + 0.001
+""",
+        "/usr/lib/python3/dist-packages/operators.py",
+        "exec",
+    ),
+    library,
+)
 
 
 def modes() -> list[Any]:
@@ -86,6 +106,18 @@ def test_with_the_native_part_such_a_loop_is_recorded_up_to_a_limit_as_well(path
     assert 0 < events <= option.get("max_events", 1_000_000) // 2 + BATCH
     assert events == sum(len(record["action"]) for record in of_kind(path, "trace"))
     assert path.stat().st_size <= option.get("max_bytes", 32 << 20) + 50 * BATCH
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_a_loop_whose_turns_are_steps_is_recorded_up_to_a_limit(path, native, request):
+    if native == "1":
+        request.getfixturevalue("with_native")
+    with memprof.track(path, sources=("cpu",), allowance_s=600.0, max_events=20_000):
+        followed_operators(60_000)
+    (window,) = of_kind(path, "window")
+    assert (window["reason"], window["end"]) == ("start", "max_events")
+    assert window["last_step"] > 100
+    assert 0 < of_kind(path, "footer")[0]["devices"][0]["events"] <= 20_000 + BATCH
 
 
 @pytest.mark.usefixtures("with_native")

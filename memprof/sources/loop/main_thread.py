@@ -244,10 +244,10 @@ class Beat:
 
     def _run(self, alarm: Alarm) -> None:
         while True:
-            alarm.wait(self._interval_s)
-            if self._thread is not threading.current_thread():
-                return
             try:
+                alarm.wait(self._interval_s)
+                if self._thread is not threading.current_thread():
+                    return
                 self._ask()
             except Exception:  # noqa: BLE001 - Python would hand it to the program's `excepthook`
                 _LOG.warning("a call in the main thread was not asked for", exc_info=True)
