@@ -105,8 +105,10 @@ def with_stackless(
             group.stack == stackless.stack or (sizes == stackless.size).all()
         ) and not group.replaced:
             rows = np.union1d(group.rows, stackless.rows)
-            first = int(survival.steps[int(group.places[0])])
-            rate = float(lives.size[rows].sum()) / max(1, stackless.last - first)
+            first = min(stackless.first, int(survival.steps[int(group.places[0])]))
+            born = lives.allocated_in[rows]
+            since = rows[(born == NOT_RECORDED) | (born > group.places[0])]
+            rate = float(lives.size[since].sum()) / max(1, stackless.last - first)
             every[at] = replace(group, rows=rows, per_step=max(rate, group.per_step))
             return every
     if _is_never_meant(holders_by_stack.get(EMPTY, ())):

@@ -24,8 +24,11 @@ UNSEEN = 40
 """Tensors that the second window finds."""
 
 
-def recording(tmp_path, links, made):
-    """Two windows; in the first the steps in ``made`` make a tensor of 1 MiB that stays."""
+def recording(tmp_path, links, made, unseen=UNSEEN, at_start=0):
+    """Two windows; in the first the steps in ``made`` make a tensor of 1 MiB that stays.
+
+    The first step makes ``at_start`` more of them.
+    """
     source = tmp_path / "serve.py"
     source.write_text(SOURCE)
     made_at = (Frame("main", str(source), 3),)
@@ -35,20 +38,24 @@ def recording(tmp_path, links, made):
         if steps is SECOND:
             for step in made[: sum(one in FIRST for one in made)]:
                 trace.label(step=step).existing(MIB, f"t{step}", stack=made_at)
+            for number in range(at_start):
+                trace.label(step=0).existing(MIB, f"start{number}", stack=made_at)
             trace.label()
-            for number in range(UNSEEN):
+            for number in range(unseen):
                 trace.existing(MIB, f"unseen{number}")
         for step in steps:
             trace.label(step=step)
             if step in made:
                 trace.alloc(MIB, f"t{step}", stack=made_at)
+            for number in range(at_start if step == 0 else 0):
+                trace.alloc(MIB, f"start{number}", stack=made_at)
         traces.append(trace.build())
     numbers = [*FIRST, *SECOND]
-    held = [MIB * sum(one <= step for one in made) for step in numbers]
+    held = [MIB * (at_start + sum(one <= step for one in made)) for step in numbers]
     columns = StepColumns(
         first=numbers,
         last=numbers,
-        allocated=[*held[:16], *[MIB * UNSEEN + one for one in held[16:]]],
+        allocated=[*held[:16], *[MIB * unseen + one for one in held[16:]]],
         window=[0] * len(FIRST) + [1] * len(SECOND),
     )
     holder = Holder(links[0].kind, str(source), 4, "", list(links))
@@ -91,3 +98,11 @@ def test_what_grows_in_a_window_too_is_one_finding_with_it(tmp_path, links):
     (found,) = (one for one in findings(run) if one.bytes_per_step)
     assert found.bytes > UNSEEN * MIB
     assert unexplained_growth(examine(run), [found]) is None
+
+
+def test_what_the_first_step_made_at_once_is_no_part_of_the_rate(tmp_path):
+    """As in a loop whose first sixteen turns are one step, until it is known as one."""
+    between = SECOND[0] - FIRST[-1] - 1
+    run = recording(tmp_path, CACHE, made=(*FIRST, *SECOND), unseen=between, at_start=200)
+    (found,) = (one for one in findings(run) if one.bytes_per_step)
+    assert found.bytes_per_step == pytest.approx(MIB, rel=0.01)
