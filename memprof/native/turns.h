@@ -27,9 +27,6 @@ class Turns {
     skips_ = 0;
     ways_.clear();
   }
-  bool is_on() const {
-    return call_ != nullptr;
-  }
   // The thread allocates at a stack, by its row.
   void at(int32_t stack) {
     if (call_ == nullptr || stack == 0 || PyThread_get_thread_ident() != thread_) {
@@ -117,8 +114,11 @@ class Turns {
     }
   }
   // Have the main thread make the call once the operator has run. Where another one waits or lasts
-  // it is asked for again with the next allocation.
+  // it is asked for again with the next allocation. Queueing it runs no Python code.
   void ask() {
+    if (PyErr_Occurred() != nullptr) {
+      return; // the program's own error is on its way: nothing may be called, and none cleared
+    }
     PyObject* is_ours = PyObject_CallFunctionObjArgs(acquire_, Py_False, nullptr); // code in C
     if (is_ours == nullptr) {
       PyErr_Clear();

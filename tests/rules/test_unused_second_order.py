@@ -6,6 +6,9 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from memprof.loading import load
+from memprof.rules.ranked_findings import findings
+from tests import forks
 from tests.rules.recorded import findings_of, names
 
 WIDTH = 64
@@ -93,6 +96,39 @@ def test_a_test_that_adapts_as_the_training_does_needs_no_graph_of_its_gradients
     # Two layers keep 1024 rows of 64 floats for each of six passes, twice: forward and backward.
     assert found.bytes > 6 * 4 * 1024 * WIDTH * 4
     assert remedy.saves_bytes > 0.7 * found.bytes
+
+
+SCRIPT = """
+import sys
+import memprof
+import torch
+from torch.func import functional_call
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(1, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+with memprof.track(sys.argv[1], sources=["cpu"], allowance_s=600) as tracker:
+    for _ in range(8):
+        x = torch.randn(1024, 1)
+        weights = dict(model.named_parameters())
+        for _ in range(6):
+            loss = (functional_call(model, weights, (x,)) - x).square().mean()
+            grads = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+            weights = {k: w - 0.01 * g for (k, w), g in zip(weights.items(), grads)}
+        del weights, grads, loss
+        tracker.step()
+"""
+
+
+def test_it_is_told_of_a_script_without_functions_too(tmp_path):
+    script = tmp_path / "adapt.py"
+    script.write_text(SCRIPT)
+    done = forks.run_file(script, tmp_path / "run.json")
+    assert done.returncode == 0, done.stderr
+    (found,) = [
+        one for one in findings(load(tmp_path / "run.json")) if one.rule == "unused-second-order"
+    ]
+    assert found.remedies[0].fix == "no_create_graph"
+    assert "where it is called from" not in found.remedies[0].why
 
 
 def test_a_loss_that_goes_back_through_all_passes_needs_it(tmp_path):

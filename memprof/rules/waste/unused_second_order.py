@@ -61,16 +61,15 @@ class UnusedSecondOrder(WasteRule[SecondOrder]):
         for way, of_pass in of_way.items():
             if not way or not _creates_graph(way[0]):
                 continue
-            by_way = np.isin(
-                lives.stack, [s for s, one in frames.items() if one[-len(way) + 1 :] == way[1:]]
-            )
+            depth = len(way) - 1  # of what called the function: none at a script's own level
+            within = [s for s, one in frames.items() if one[len(one) - depth :] == way[1:]]
+            by_way = np.isin(lives.stack, within)
             graph = by_way & (made | (window.category == Category.ACTIVATION)) & stays
             at_peak = np.flatnonzero(graph & window.at_peak)
             if window.share(int(lives.size[at_peak].sum())) < _LEAST_SHARE:
                 continue
             if _is_gone_through(window, at_peak, way):
                 continue
-            others = bool((freed_by[_made_at(window, way[0])] == Phase.BACKWARD).any())
             mask = np.zeros(len(lives), dtype=bool)
             mask[of_pass] = True
             yield SecondOrder(
@@ -78,7 +77,7 @@ class UnusedSecondOrder(WasteRule[SecondOrder]):
                 rows=at_peak,
                 nbytes=int(lives.size[at_peak].sum()),
                 saving=window.replayed(_ended_with_passes(window, np.flatnonzero(graph), way)),
-                called_at=way[1] if others and way[1:] else None,
+                called_at=way[1] if way[1:] and _has_other_ways(window, way) else None,
             )
 
     def title(self, match: SecondOrder) -> str:  # noqa: ARG002 - every match reads the same
@@ -109,15 +108,11 @@ def _creates_graph(frame: Frame) -> bool:
     )
 
 
-def _made_at(window: Window, frame: Frame) -> Bools:
-    """What backward passes of a line have made, wherever it was called from."""
-    stacks = [
-        stack
-        for stack in np.unique(window.lives.stack[window.phase == Phase.BACKWARD]).tolist()
-        if window.user_frames(window.trace.stack(stack))[:1] == [frame]
-    ]
-    at_line: Bools = np.isin(window.lives.stack, stacks) & (window.phase == Phase.BACKWARD)
-    return at_line
+def _has_other_ways(window: Window, way: tuple[Frame, ...]) -> bool:
+    """Whether the line runs backward passes for other callers as well."""
+    stacks = np.unique(window.lives.stack[window.phase == Phase.BACKWARD]).tolist()
+    ways = {tuple(window.user_frames(window.trace.stack(stack))) for stack in stacks}
+    return any(one[:1] == way[:1] and one != way for one in ways)
 
 
 def _is_gone_through(window: Window, rows: Ints, way: tuple[Frame, ...]) -> bool:
