@@ -15,6 +15,7 @@ import numpy as np
 
 from memprof.allocator import layout
 from memprof.errors import FileFormatError
+from memprof.loop_steps import with_loop_steps
 from memprof.records import (
     SCHEMA_VERSION,
     DeviceInfo,
@@ -93,15 +94,15 @@ _DEVICE = re.compile(r"cpu|[a-z]{2,12}:\d{1,4}")
 def load(path: str | Location) -> Run:
     """The recording at ``path``: a run file, or a snapshot pickle; either may be gzipped.
 
-    ``path`` may be a URL that fsspec knows, such as ``s3://bucket/run.json``.
+    ``path`` may be a URL that fsspec knows, such as ``s3://bucket/run.json``. A file without steps
+    has the turns of the program's loop for steps, where its stacks tell them.
 
     Raises:
         FileFormatError: it is neither, or cannot be read at all; a torn run file can.
     """
     path = location(path)
-    if looks_like_run(path):
-        return _Assembly(str(path)).run(path)
-    return _run_of_snapshot(path)
+    is_run = looks_like_run(path)
+    return with_loop_steps(_Assembly(str(path)).run(path) if is_run else _run_of_snapshot(path))
 
 
 def looks_like_run(path: Location) -> bool:

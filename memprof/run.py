@@ -102,7 +102,7 @@ class Run:
     digests: Mapping[str, str] = field(default_factory=dict)
     """`digest_of` the program's own source files as they ran, by name; not of all."""
     is_snapshot: bool = False
-    """Read from torch's snapshot: no steps, no readings, one window a device."""
+    """Read from torch's snapshot: no readings, no holders, one window a device."""
 
     def device(self, name: str) -> DeviceRun | None:
         """The device of that name, if it was recorded."""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # a millisecond of a recording's beginning
 __all__ = [
     "EMPTY",
     "NOT_RECORDED",
+    "OPTIMIZER_STEP",
+    "PROFILER_STEP",
     "RECORDED_CATEGORIES",
     "SURVIVOR_AGE",
     "WARM_UP",
@@ -152,6 +154,10 @@ class Label(NamedTuple):
     """Path of the innermost module that ran, such as ``GPT.blocks.3.mlp``."""
     annotation: str = ""
     """``memprof.annotate`` names, outermost first, joined by ``/``; or torch's user metadata."""
+
+
+PROFILER_STEP, OPTIMIZER_STEP = "ProfilerStep#", "Optimizer.step#"
+"""How the names of annotations begin that torch gives to steps; a number follows, or a class."""
 
 
 class Annotation(NamedTuple):

@@ -27,7 +27,7 @@ def recording_gaps(examination: Examination) -> tuple[str, ...]:
     notes = [note for note in run.notes if not (on_host and note.source == _DRIVER)]
     texts = [f"{note.source}: {note.message}" for note in notes]
     if run.guessed is not None:
-        texts.append(_guess_text(run.guessed))
+        texts.append(_guess_text(run.guessed, is_snapshot=run.is_snapshot))
     for device in examination.devices:
         device_notes = [_final_state(run)] if bare and device.windows else _of_device(device, run)
         texts += [f"{device.name}: {text}" for text in device_notes]
@@ -39,7 +39,7 @@ def recording_gaps(examination: Examination) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-def _guess_text(steps: GuessedSteps) -> str:
+def _guess_text(steps: GuessedSteps, *, is_snapshot: bool) -> str:
     """Which steps the program did not mark, and what was taken for one."""
     one = {
         "line": "a turn of a loop" if steps.filename else "some turns of a loop",
@@ -49,6 +49,8 @@ def _guess_text(steps: GuessedSteps) -> str:
     }.get(steps.sign, steps.sign)
     if steps.filename:
         one += f" at {short_path(steps.filename)}:{steps.line}"
+    if is_snapshot:
+        return f"a snapshot has no steps: by its stacks each is {one}"
     which = f"from step {steps.first} on steps" if steps.first else "steps"
     return f"{which} were guessed: each is {one}; memprof.step() marks them"
 

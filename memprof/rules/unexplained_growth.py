@@ -108,8 +108,6 @@ def unexplained_growth(
     examination: Examination, findings: Sequence[RuleFinding]
 ) -> UnexplainedGrowth | None:
     """The largest over all devices of a run; None where what rises is in ``findings``."""
-    if examination.run.is_snapshot:
-        return None
     run = examination.run
     rising = (_of_device(run, device, findings) for device in examination.devices)
     results = [one for one in rising if one is not None]
@@ -119,9 +117,9 @@ def unexplained_growth(
 def _of_device(
     run: Run, examination: DeviceExamination, findings: Sequence[RuleFinding]
 ) -> UnexplainedGrowth | None:
-    device = examination.device
-    with_figures = device.steps.allocated != NOT_RECORDED
-    allocated, numbers = device.steps.allocated[with_figures], device.steps.last[with_figures]
+    device, steps = examination.device, examination.steps
+    with_figures = steps.allocated != NOT_RECORDED
+    allocated, numbers = steps.allocated[with_figures], steps.last[with_figures]
     risen = rise(allocated)
     if risen is None:
         return None

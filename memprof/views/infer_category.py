@@ -8,27 +8,31 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from memprof.runfile.parallel_owners import ParallelOwners
-from memprof.trace import EMPTY, Action, Annotation, Category, Frame, Phase, Tables, Trace
+from memprof.source_code.torch_calls import phase_of_stack
+from memprof.trace import (
+    EMPTY,
+    OPTIMIZER_STEP,
+    Action,
+    Annotation,
+    Category,
+    Frame,
+    Phase,
+    Tables,
+    Trace,
+)
 from memprof.views.lifetimes import Lifetimes
 
 __all__ = ["Inferred", "infer"]
 
 Ints = npt.NDArray[np.int64]
 
-_OPTIMIZER = re.compile(r"/torch/optim/")
 _STATE_MADE = re.compile(r"^(_init_group|init_state|_init_state)$")
-_BACKWARD_PYTHON = re.compile(r"/torch/(?:autograd/(?:graph|__init__)|_tensor)\.py$")
-_BACKWARD_NAMES = frozenset({"_engine_run_backward", "backward", "grad", "apply"})
-_BACKWARD_NATIVE = re.compile(r"torch::autograd::(?:Engine|python::PythonEngine|Node::operator)")
-_FORWARD = frozenset({"_call_impl", "_wrapped_call_impl", "_slow_forward", "forward"})
-"""torch's own frames around a module's `forward` are missing from some recordings."""
 _LEAST_SIZES = 2
 """Different sizes of gradients: a single one is met by chance."""
 _MOSTLY = 0.8
@@ -76,34 +80,13 @@ def infer(trace: Trace, lives: Lifetimes) -> Inferred:
 
 def _signs(tables: Tables, stack: tuple[int, ...]) -> _StackSigns:
     frames = [tables.frames[i] for i in stack]
-    phase = _phase(frames)
+    phase = phase_of_stack(frames)
     in_optimizer = phase == Phase.OPTIMIZER
     return _StackSigns(
         phase=phase,
         makes_state=in_optimizer and any(_STATE_MADE.match(f.name) for f in frames),
         makes_parameter=any(_makes_parameter(f) for f in frames),
     )
-
-
-def _phase(frames: Sequence[Frame]) -> Phase:
-    if not frames:
-        return Phase.UNKNOWN
-    paths = [f.filename.replace("\\", "/") for f in frames]
-    if any(
-        _OPTIMIZER.search(p) and f.name != "zero_grad" for p, f in zip(paths, frames, strict=True)
-    ):
-        return Phase.OPTIMIZER
-    if any(_is_backward(p, f) for p, f in zip(paths, frames, strict=True)):
-        return Phase.BACKWARD
-    if any(f.name in _FORWARD for f in frames):
-        return Phase.FORWARD
-    return Phase.OTHER
-
-
-def _is_backward(path: str, frame: Frame) -> bool:
-    if _BACKWARD_NATIVE.search(frame.name):
-        return True
-    return frame.name in _BACKWARD_NAMES and _BACKWARD_PYTHON.search(path) is not None
 
 
 def _makes_parameter(frame: Frame) -> bool:
@@ -134,7 +117,7 @@ def _optimizer_by_time(trace: Trace, lives: Lifetimes, phase: npt.NDArray[np.uin
 
 def _is_optimizer_step(annotation: Annotation) -> bool:
     whole = 0 <= annotation.start_us <= annotation.end_us
-    return whole and annotation.name.startswith("Optimizer.step#")
+    return whole and annotation.name.startswith(OPTIMIZER_STEP)
 
 
 def _categories(

@@ -1,7 +1,7 @@
 """Where steps begin and end, what each held, and how fast the floor rises.
 
-Steps come from the run's own counters; a plain snapshot has them only where it carries profiler or
-optimizer annotations.
+Steps come from the run's own counters, or from `loop_steps`; else from profiler or optimizer
+annotations of a plain snapshot.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.run import DeviceRun, Steps
-from memprof.trace import NOT_RECORDED, Action, Trace
+from memprof.trace import NOT_RECORDED, OPTIMIZER_STEP, PROFILER_STEP, Action, Trace
 from memprof.views.timeline import Timeline
 from memprof.views.trend import WARM_UP, Trend, trend
 
@@ -20,8 +20,7 @@ __all__ = ["allocated_trend", "device_steps", "is_lone_request", "step_of_event"
 
 Ints = npt.NDArray[np.int64]
 
-_PROFILER_STEP = re.compile(r"ProfilerStep#(\d{1,15})$", re.ASCII)
-_OPTIMIZER_STEP = "Optimizer.step#"
+_PROFILER_STEP = re.compile(PROFILER_STEP + r"(\d{1,15})$", re.ASCII)
 _FEWEST_SPACED = 12
 """Rows at regular steps that make a trend; else the rows are taken at shorter distances."""
 
@@ -81,7 +80,7 @@ def _annotate(trace: Trace, line: Timeline) -> Steps:
             {
                 a.end_us
                 for a in trace.annotations
-                if a.name.startswith(_OPTIMIZER_STEP) and a.end_us > 0
+                if a.name.startswith(OPTIMIZER_STEP) and a.end_us > 0
             }
         )
         marks = [
