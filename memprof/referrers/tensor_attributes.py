@@ -99,7 +99,8 @@ def _text(what: torch.device | torch.dtype) -> str:
 def shown_and_kept(value: object) -> tuple[int, int]:
     """Bytes that a tensor shows and bytes of its storage; equal for what is no view.
 
-    A storage object stays with its tensor once it was asked for, so only likely views are asked.
+    A view that inference mode has made, or ``.data``, has no base: only its storage tells. A
+    storage object stays with its tensor once asked for, so this is for the few that are answers.
     """
     if not is_tensor_type(type(value)) or _runs_code(type(value)):
         return 0, 0
@@ -109,6 +110,4 @@ def shown_and_kept(value: object) -> tuple[int, int]:
     base = _TENSOR._base.__get__(value)
     if base is not None:
         return shown_bytes, nbytes_of(base) or shown_bytes
-    if _TENSOR.storage_offset(value) or not _TENSOR.is_contiguous(value):
-        return shown_bytes, storage_bytes_of(value)
-    return shown_bytes, shown_bytes
+    return shown_bytes, storage_bytes_of(value)

@@ -25,6 +25,10 @@ __all__ = ["waste_of"]
 
 _LEAST_SHARE = 0.04
 """Of the peak: what is less is not worth a person's time."""
+_HIGHER = 1.5
+"""Times the peak of later steps, that one before them must be to be looked at by itself."""
+_LEAST_OF_SETUP = 0.25
+"""Of such a peak, that a change must take off."""
 _MOST = 6
 _MOST_HOLDERS = 3
 _LEAST_HELD = 0.02
@@ -81,7 +85,7 @@ def waste_of(examination: Examination) -> tuple[RuleFinding, ...]:
     selection = [
         candidate
         for window in _peak_windows(examination)
-        for candidate in _distinct(_candidates(window))[:_MOST]
+        for candidate in _distinct(_with_setup(window, _candidates(window)))[:_MOST]
     ]
     return tuple(
         _finding_of(one, examination.run) for one in sorted(selection, key=lambda one: one.rank)
@@ -107,6 +111,24 @@ def _candidates(window: Window) -> list[_Candidate]:
         with left_out_if_it_fails(rule.name):
             matches += [_Candidate(window, rule, one) for one in rule.matches(window)]
     return [one for one in matches if one.share >= _LEAST_SHARE]
+
+
+def _with_setup(window: Window, candidates: list[_Candidate]) -> list[_Candidate]:
+    """Those, and what takes much off a higher peak that only comes before the steps.
+
+    Models and data are made there, so no more is told than what is no doubt a mistake.
+    """
+    whole = replace(window, of_setup=True)
+    if not window.first_entry or whole.peak.bytes < _HIGHER * window.peak.bytes:
+        return candidates
+    names = {one.rule.name for one in candidates}
+    return candidates + [
+        one
+        for one in _candidates(whole)
+        if not (one.match.tentative or one.rule.needed or one.rule.name in names)
+        and one.match.saving is not None
+        and one.share >= _LEAST_OF_SETUP
+    ]
 
 
 def _distinct(candidates: list[_Candidate]) -> list[_Candidate]:

@@ -56,6 +56,8 @@ class Window:
     doubles: tuple[DoubleResults, ...] = ()
     """What operators returned in double precision on its device, where that was recorded."""
 
+    of_setup: bool = False
+    """Its peak is the highest of all, though steps that are like one another come later."""
     replay: ReplayedTrace | None = None
     """The replay that its bytes come from; None where they are counted as its events stand."""
 
@@ -106,7 +108,7 @@ class Window:
         The first steps build models and optimizer state; what they need for a moment is not waste,
         unless it is most of what the program ever needs.
         """
-        if len(self.steps) < _ENOUGH_STEPS:
+        if self.of_setup or len(self.steps) < _ENOUGH_STEPS:
             return 0
         entry = self.first_event[int(self.steps[WARM_UP])] + 1
         allocated = self.line.allocated

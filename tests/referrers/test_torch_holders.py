@@ -272,6 +272,18 @@ def test_a_view_says_how_little_it_shows() -> None:
     assert best.description.startswith("a view that shows 32 of 512 bytes, kept by dict `KEPT`")
 
 
+@pytest.mark.parametrize("how", ["inference", "data"])
+def test_a_view_without_a_base_says_so_too(how: str) -> None:
+    """Inference mode remembers no base, and the first row begins where the whole does."""
+    with torch.inference_mode(how == "inference"):
+        features = torch.zeros(8, 16)
+        KEPT["row"] = features[0] if how == "inference" else features[0].data
+    target = storage(features)
+    del features
+    ((best,),) = find_holders([target])
+    assert best.description.startswith("a view that shows 64 of 512 bytes, kept by dict `KEPT`")
+
+
 def test_module_hooks_are_told_with_the_place_of_registration() -> None:
     def register(net: torch.nn.Module) -> weakref.ref[torch.UntypedStorage]:
         seen = torch.ones(3)

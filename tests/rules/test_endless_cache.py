@@ -17,7 +17,13 @@ from memprof.trace import Frame, Phase
 from tests.rules.recorded import Recording, findings_of
 
 ENTRIES, NBYTES = 64, 1 << 20
-STACK = (Frame("kinetic", "/home/user/solver.py", 52), Frame("main", "/home/user/solver.py", 90))
+CALL = Frame("_call_impl", "/usr/lib/python3/site-packages/torch/nn/modules/module.py", 1773)
+"""Of the one module of the program, in whose call everything happens: no loop of it is a step's."""
+STACK = (
+    Frame("kinetic", "/home/user/solver.py", 52),
+    CALL,
+    Frame("main", "/home/user/solver.py", 90),
+)
 CACHE = Link(LinkKind.LRU_CACHE, "kinetic", "kinetic", "/home/user/solver.py", 49, length=ENTRIES)
 
 

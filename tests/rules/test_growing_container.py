@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 
+import pytest
 import torch
 
 import memprof
@@ -50,6 +51,42 @@ def by_default():
         collect(torch.zeros(WIDTH, WIDTH))
 
     return step
+
+
+class Journal:
+    """Of all epochs the best few are averaged."""
+
+    def __init__(self):
+        self.epochs = []
+
+    def record(self, loss):
+        self.epochs.append({"loss": loss, "weights": torch.zeros(WIDTH, WIDTH)})
+        return len(self.epochs)
+
+    def average(self, count):
+        return sorted(self.epochs, key=lambda epoch: epoch["loss"])[:count]
+
+
+class History:
+    """The same of all that there are; the best is asked for besides."""
+
+    def __init__(self):
+        self.epochs = []
+
+    def record(self, loss):
+        self.epochs.append({"loss": loss, "weights": torch.zeros(WIDTH, WIDTH)})
+
+    def average(self):
+        return sum(epoch["loss"] for epoch in self.epochs), min(self.epochs, key=len)
+
+
+@pytest.mark.parametrize(("kind", "is_best"), [(Journal, True), (History, False)])
+def test_where_only_the_best_items_are_read_the_others_are_to_go(kind, is_best, tmp_path):
+    (found,) = findings_of(lambda: kind().record, tmp_path / "run.json")
+    assert found.remedies[0].fix == "clear_container"
+    best = "sorted(self.epochs, key=lambda epoch: epoch['loss'])[:count]"
+    text = f"only the best few of it are read (`{best}`): take the others out as they come"
+    assert (text in found.remedies[0].why) is is_best
 
 
 def hardest():

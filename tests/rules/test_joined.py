@@ -66,3 +66,40 @@ def test_what_was_joined_before_the_window_and_stays_is_to_be_filled_in_place(tm
     assert not joined.is_tentative
     assert [remedy.fix for remedy in joined.remedies][:2] == ["preallocate", "clear_container"]
     assert joined.remedies[0].saves_bytes == joined.bytes
+
+
+def data_joined_first(then_read: bool = False):
+    """Data is made in parts and joined; the training needs less at once than that."""
+
+    def collect():
+        parts = [torch.full((WIDTH,), float(part)) for part in range(8 * PARTS)]
+        data = torch.cat(parts)
+        if then_read:
+            for part in parts:
+                part.mul_(2).add(1).exp()
+        return data
+
+    data, model = collect(), torch.nn.Linear(128, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for number in range(16):
+        optimizer.zero_grad()
+        model(data[number * 128 : number * 128 + 128].reshape(1, 128)).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("then_read", [False, True])
+def test_a_join_before_the_steps_that_takes_most_of_all_is_to_be_filled_in_place(
+    tmp_path, then_read
+):
+    with memprof.track(tmp_path / "run.json", sources=("cpu",), allowance_s=600):
+        data_joined_first(then_read)
+    joined = [one for one in findings(load(tmp_path / "run.json")) if one.rule == "joined"]
+    if then_read:  # the parts are needed beside it
+        assert joined == []
+        return
+    (found,) = joined
+    assert not found.minor
+    assert found.remedies[0].fix == "preallocate"
+    whole, of_a_step = 8 * PARTS * WIDTH * 4, 4608
+    assert found.remedies[0].peak_before == 2 * whole
+    assert found.remedies[0].peak_after == whole + of_a_step

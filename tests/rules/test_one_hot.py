@@ -8,7 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memprof.rules.waste.one_hot import Use, multiplying_product, picking_statement
+from memprof.rules.waste.one_hot import (
+    Use,
+    multiplying_product,
+    picking_statement,
+    weighing_statements,
+)
 from memprof.source_code.program import program_of
 from tests.rules.recorded import findings_of
 
@@ -128,3 +133,45 @@ def place_of_first(tmp_path):
         return program_of(str(path)).at(2)
 
     return place
+
+
+def takes_weights():
+    layer = torch.nn.Linear(3 * CLASSES, 1, bias=False)
+    columns = torch.arange(3 * ROWS).reshape(ROWS, 3)
+
+    def step(number):
+        tables = [F.one_hot(columns[:, i], CLASSES).float() for i in range(3)]
+        layer(torch.cat(tables, dim=1)).sum().backward()
+
+    return step
+
+
+def test_tables_that_are_joined_for_a_linear_layer_go_with_what_they_are_joined_into(tmp_path):
+    found = findings_of(takes_weights, tmp_path / "run.json")
+    (found,) = [one for one in found if one.rule == "one-hot"]
+    copies, joined = 3 * ROWS * CLASSES * 4, 3 * ROWS * CLASSES * 4
+    assert found.bytes == copies + joined
+    assert found.title.endswith("are a one-hot table that a linear layer takes its weights by")
+    assert [one.fix for one in found.remedies] == ["class_indices"]
+    assert not found.minor
+
+
+LAYER = "layer = nn.Linear(n, 4)\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "lines"),
+    [
+        (f"y = layer(F.one_hot(t, n).float())\n{LAYER}", 1),
+        (f"a = F.one_hot(t, n)\ny = layer(a.to(q))\n{LAYER}", 2),
+        ("a = F.one_hot(t, n)\ny = F.linear(a.float(), q)", 2),
+        (f"a = torch.cat([F.one_hot(t, n), F.one_hot(s, m)])\ny = layer(a.float())\n{LAYER}", 2),
+        (f"a = [F.one_hot(t, n) for t in s]\nb = torch.cat(a)\ny = layer(b)\n{LAYER}", 3),
+        (f"a = torch.cat([F.one_hot(t, n), q])\ny = layer(a.float())\n{LAYER}", 0),
+        (f"a = F.one_hot(t, n)\ny = layer(a.float()) + a\n{LAYER}", 0),
+        ("a = F.one_hot(t, n)\ny = layer(a.float())\nlayer = nn.Conv1d(n, 4, 1)", 0),
+        ("a = F.one_hot(t, n)\ny = net(a.float())", 0),
+    ],
+)
+def test_only_a_linear_layer_that_reads_nothing_else_takes_weights(code, lines, place_of_first):
+    assert len(weighing_statements(place_of_first(code))) == lines

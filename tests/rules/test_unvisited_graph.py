@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -137,3 +138,53 @@ def test_a_part_of_a_model_whose_graph_goes_before_the_backward_pass(tmp_path):
 
 def test_features_without_a_graph_are_no_graph(tmp_path):
     assert "unvisited-graph" not in names(within(features=True), tmp_path / "run.json")
+
+
+class Chain(Distillation):
+    """A chain of passes through the student, of which the last ones are learned from."""
+
+    def step(self, number, detach=True):
+        state = torch.rand(ROWS, WIDTH)
+        for link in range(6):
+            if link == 5 and detach:
+                state = state.detach()
+            change = self.student(state)
+            state = state + 0.1 * change
+        self.optimizer.zero_grad()
+        state.square().mean().backward()
+        self.optimizer.step()
+
+
+class Kept(Chain):
+    """The graph of one pass is there when the backward pass of another one begins, and read next."""
+
+    def step(self, number, detach=True):
+        first, second = (self.student(torch.rand(ROWS, WIDTH)) for _ in range(2))
+        second.square().mean().backward()
+        first.square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def cut():
+    return Chain().step
+
+
+def test_passes_whose_graph_is_cut_off_before_the_backward_pass(tmp_path):
+    (found,) = (
+        one for one in findings_of(cut, tmp_path / "run.json") if one.rule == "unvisited-graph"
+    )
+    assert found.title.endswith("passes whose graph is cut off before the backward pass")
+    assert [one.fix for one in found.remedies] == ["no_grad"]
+    assert found.remedies[0].code == "change = self.student(state)"
+    # Each Tanh of six saves what it returns, in five passes; of the last of them `change` holds the
+    # graph until the next one is there.
+    assert found.bytes == 5 * 6 * ROWS * WIDTH * 4
+    assert not found.minor
+
+
+@pytest.mark.parametrize(
+    "program", [lambda: Kept().step, lambda: partial(Chain().step, detach=False)]
+)
+def test_passes_that_are_read_are_not_cut_off(program, tmp_path):
+    assert "unvisited-graph" not in names(program, tmp_path / "run.json")

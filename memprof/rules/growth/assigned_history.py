@@ -48,7 +48,8 @@ class AssignedHistory(GrowthRule[Assigned]):
 
     def match(self, case: Case) -> Assigned | None:
         """An attribute that is assigned what is made without it, and holds a graph."""
-        if not case.graph:
+        # Where all that grows is what the holder has itself, a graph of it would free nothing.
+        if not case.graph or (case.direct and case.finding.growth.kept_itself == 1.0):
             return None
         for place in (*case.places, *case.assignments):
             statement = place.statement

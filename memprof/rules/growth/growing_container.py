@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,7 +11,8 @@ from memprof.rules.case import Case
 from memprof.rules.containers import FilledContainer, filled_container, has_fixed_keys, taken_at
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.rules.source_facts import handed_over
-from memprof.source_code.program import Place, calls_in
+from memprof.source_code.program import Place, called_name, calls_in
+from memprof.source_code.verbs import FILLING
 
 __all__ = ["RULE"]
 
@@ -75,6 +77,9 @@ def _release_text(cause: GrownContainer) -> str:
         noun = "line" if len(lines) == 1 else "lines"
         return f"take out of it all that is done with, and not only what {noun} {where} takes out"
     name = cause.container.filling.container
+    best = _best_few(cause.container.place, name)
+    if best:
+        return f"only the best few of it are read (`{best}`): take the others out as they come"
     if cause.container.is_module:
         return f"delete each part when it is done with (`del {name}[…]`), or fill one again"
     if cause.container.filling.keyed:
@@ -82,6 +87,44 @@ def _release_text(cause: GrownContainer) -> str:
     if calls_in(cause.container.place.statement, "heappush"):
         return "keep the first few: `heapq.heappushpop` once there are enough"
     return "empty it when it has been used, or keep the last few (`deque(maxlen=…)`)"
+
+
+def _best_few(place: Place, name: str) -> str:
+    """The expression by which alone a container is read, if that is a few of its best items."""
+    inside = place.class_ if name.startswith("self.") else place.scope
+    nodes = list(ast.walk(inside)) if inside is not None else []
+    reads = {
+        id(node)
+        for node in nodes
+        if isinstance(node, (ast.Name, ast.Attribute))
+        and isinstance(node.ctx, ast.Load)
+        and ast.unparse(node) == name
+    }
+    called = [node for node in nodes if isinstance(node, ast.Call)]
+    counted = {id(one) for call in called if called_name(call) == "len" for one in call.args}
+    filled = {
+        id(call.func.value)
+        for call in called
+        if isinstance(call.func, ast.Attribute) and call.func.attr in FILLING
+    }
+    best = [(node, read) for node in nodes for read in _read_in_part(node) if id(read) in reads]
+    if not best or reads - filled - counted - {id(read) for _, read in best}:
+        return ""
+    return ast.unparse(best[0][0])
+
+
+def _read_in_part(node: ast.AST) -> list[ast.expr]:
+    """What ``sorted(items)[:3]``, ``heapq.nlargest(3, items)`` or ``min(items, key=…)`` reads."""
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
+        is_first = node.slice.lower is None and node.slice.upper is not None
+        ordered = node.value if is_first and called_name(node.value) == "sorted" else None
+        return ordered.args[:1] if isinstance(ordered, ast.Call) else []
+    if not isinstance(node, ast.Call):
+        return []
+    name = called_name(node)
+    if name in ("nlargest", "nsmallest"):
+        return node.args[1:2]
+    return node.args if name in ("max", "min") and len(node.args) == 1 and node.keywords else []
 
 
 RULE = GrowingContainer()

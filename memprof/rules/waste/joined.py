@@ -19,6 +19,8 @@ __all__ = ["RULE"]
 _LEAST_AS_GOOD = 0.8
 """Of what a result that is filled part by part saves: so much must dropping the parts save to be
 what is advised. It needs less of a change."""
+_MOST_AFTER = 4
+"""Allocations between the join and the end of the parts: further results that are joined."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +61,8 @@ class JoinedParts(WasteRule[PartsAndResult]):
                 rows=at_peak,
                 nbytes=int(lives.size[at_peak].sum()),
                 saving=in_place_saving if is_earlier else best,
-                tentative=not (drop or (is_earlier and stay)),  # it may be needed at once
+                # The parts may be needed at once with the result.
+                tentative=not (drop or (is_earlier and stay) or _end_with_join(window, row, parts)),
                 drop=drop,
             )
             return
@@ -80,6 +83,19 @@ class JoinedParts(WasteRule[PartsAndResult]):
         yield Advice("cpu_offload", f"{why}: collect the parts on the host.", case.site)
         if not match.drop:
             yield Advice("clear_container", emptied, case.site, saving=NO_FIGURE)
+
+
+def _end_with_join(window: Window, row: int, parts: Ints) -> bool:
+    """Whether the highest peak of all is a join after which nothing is done with the parts.
+
+    A function may join a few lists of other things before it returns.
+    """
+    lives = window.lives
+    joined = int(lives.alloc[row])
+    ends = int(lives.free[parts].max())
+    after = (lives.alloc > joined) & (lives.alloc < ends)
+    ends_soon = joined >= 0 and ends < window.events and int(after.sum()) <= _MOST_AFTER
+    return window.of_setup and ends_soon
 
 
 def _cuts_when_filled(window: Window, result_rows: Ints, parts: Ints) -> Cuts:

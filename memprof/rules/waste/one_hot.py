@@ -1,9 +1,9 @@
-"""one-hot: a table of zeros and ones picks values, or adds rows up, where the indices would do."""
+"""one-hot: a table of zeros and ones picks values, weights or rows, where the indices would do."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -13,11 +13,12 @@ from memprof.rules.case import Case
 from memprof.rules.large_tensor import LargeTensor, large_tensor
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.program import Place, assigned, bound_names, called_name, calls_in
-from memprof.source_code.verbs import CONVERTING
+from memprof.source_code.values import values_of
+from memprof.source_code.verbs import CONVERTING, JOINING
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
 
-__all__ = ["RULE", "Use", "multiplying_product", "picking_statement"]
+__all__ = ["RULE", "Use", "multiplying_product", "picking_statement", "weighing_statements"]
 
 _MAKER = "one_hot"
 _NARROWER = (1, 2, 4)
@@ -40,6 +41,8 @@ class Use(Enum):
     """``table @ x``: one row of x for each row of the table."""
     ADDS = "a product of matrices adds rows up by"
     """``table.T @ x``: the rows of x that have the same class."""
+    WEIGHS = "a linear layer takes its weights by"
+    """``self.linear(table)``: a column of its weights for each class."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,20 +75,33 @@ class OneHot(WasteRule[OneHotTable]):
         large = large_tensor(window)
         if large is None or large.place is None:
             return
+        statements = weighing_statements(large.place)
+        if statements:
+            rows = _made_at(window, large, statements)
+            yield self._match(window, large, rows, Use.WEIGHS)
+            return
         picking = picking_statement(large.place)
         product = multiplying_product(large.place) if picking is None else None
         reading = product.statement if product is not None else picking
         if reading is None:
             return
         rows = _made_for(window, large, reading)
+        if product is None:
+            yield self._match(window, large, rows, Use.PICKS)
+        else:
+            yield self._match(window, large, rows, product.use, product.instead)
+
+    def _match(
+        self, window: Window, large: LargeTensor, rows: Ints, use: Use, instead: str = ""
+    ) -> OneHotTable:
         there = rows[window.at_peak[rows]]
-        yield OneHotTable(
+        return OneHotTable(
             row=large.row,
             rows=there,
             nbytes=int(window.lives.size[there].sum()),
             saving=window.replayed(window.whole(rows)),
-            use=product.use if product is not None else Use.PICKS,
-            instead=product.instead if product is not None else "",
+            use=use,
+            instead=instead,
         )
 
     def title(self, match: OneHotTable) -> str:
@@ -106,12 +122,86 @@ class OneHot(WasteRule[OneHotTable]):
             )
         elif match.use is Use.SELECTS:
             why = f"{nbytes} of zeros and ones take rows by a product: an index takes them."
+        elif match.use is Use.WEIGHS:
+            why = (
+                f"{nbytes} of zeros and ones take weights of a linear layer: `nn.Embedding` of as "
+                "many rows takes the indices, and the sum of several is that of their tables."
+            )
         else:
             why = (
                 f"{nbytes} of zeros and ones add up the rows of each class by a product: "
                 "`index_add` adds them by their indices."
             )
         yield Advice("class_indices", why, case.site, typed=match.instead)
+
+
+def weighing_statements(place: Place) -> tuple[ast.stmt, ...]:
+    """Those that make a table which only a linear layer reads, join it of others, and read it.
+
+    None where the statement at ``place`` is none of them.
+    """
+    for call in calls_in(place.scope):
+        if not (call.args and _is_linear(place, call)):
+            continue
+        nodes = [call, *_table_nodes(place, call.args[0])]
+        found = [place.program.at(node.lineno) for node in nodes]
+        statements = tuple({id(one.statement): one.statement for one in found if one}.values())
+        if len(nodes) > 1 and place.statement in statements:
+            return statements
+    return ()
+
+
+def _is_linear(place: Place, call: ast.Call) -> bool:
+    """Whether a call is that of a linear layer, by what its name was bound to in the file."""
+    if called_name(call) == "linear" and len(call.args) > 1:
+        return True
+    layer = ast.unparse(call.func)
+    made = [
+        value
+        for node in ast.walk(place.program.tree)
+        for target, value in assigned(node)
+        if ast.unparse(target) == layer
+    ]
+    return bool(made) and all(
+        value is not None and called_name(value) == "Linear" for value in made
+    )
+
+
+def _table_nodes(place: Place, value: ast.expr | None) -> list[ast.expr]:
+    """The calls that make and join a value's tables; none where it is anything else besides."""
+    value = _without_copies(value)
+    if isinstance(value, ast.Name):
+        reads = [n for n in ast.walk(place.scope) if isinstance(n, ast.Name) and n.id == value.id]
+        if sum(isinstance(node.ctx, ast.Load) for node in reads) != 1:
+            return []
+        return _all_tables(place, list(values_of(place, value.id)))
+    if isinstance(value, (ast.ListComp, ast.GeneratorExp)):
+        return _all_tables(place, [value.elt])
+    if isinstance(value, (ast.List, ast.Tuple)):
+        return _all_tables(place, value.elts)
+    if not isinstance(value, ast.Call):
+        return []
+    if called_name(value) == _MAKER:
+        return [value]
+    if called_name(value) in JOINING and value.args:
+        parts = _table_nodes(place, value.args[0])
+        return [value, *parts] if parts else []
+    return []
+
+
+def _all_tables(place: Place, values: Sequence[ast.expr | None]) -> list[ast.expr]:
+    nodes = [_table_nodes(place, one) for one in values]
+    return [node for part in nodes for node in part] if nodes and all(nodes) else []
+
+
+def _without_copies(value: ast.expr | None) -> ast.expr | None:
+    while (
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Attribute)
+        and value.func.attr in _COPYING
+    ):
+        value = value.func.value
+    return value
 
 
 def picking_statement(place: Place) -> ast.stmt | None:
@@ -243,6 +333,25 @@ def _summed(total: ast.Call, place: Place) -> ast.BinOp | None:
         if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
             return value
     return None
+
+
+def _made_at(window: Window, large: LargeTensor, statements: Sequence[ast.stmt]) -> Ints:
+    """What the statements make in every step; of what reads tables only what is as large as one."""
+    if large.place is None:
+        return np.zeros(0, dtype=np.int64)
+    lives, filename = window.lives, large.place.program.filename
+    is_made = np.zeros(len(lives), dtype=bool)
+    for statement in statements:
+        own = [
+            row
+            for row, frame in enumerate(window.owners.sites.frames)
+            if frame.filename == filename
+            and statement.lineno <= frame.line <= (statement.end_lineno or statement.lineno)
+        ]
+        makes = bool(calls_in(statement, _MAKER))
+        of_size = makes | (lives.requested >= lives.requested[large.row])
+        is_made |= np.isin(window.site, own) & of_size & ~window.has_owner
+    return np.flatnonzero(is_made)
 
 
 def _made_for(window: Window, large: LargeTensor, picking: ast.stmt) -> Ints:

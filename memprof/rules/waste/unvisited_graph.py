@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,6 +29,8 @@ _LEAST_KEEPING = 0.5
 keep nothing."""
 _NEARLY_ALL = 0.9
 """Of a graph: so much must have come by the line that is named."""
+_MOSTLY = 0.5
+"""Of what passes saved, that is lost."""
 _LEAST_MODULES = 3
 """Modules that save something: fewer are a result that is used."""
 
@@ -39,6 +41,8 @@ class Unvisited(Match):
 
     frame: Frame | None = None
     """The innermost line of the program on the way to all of it, and to nothing that is read."""
+    is_learned: bool = False
+    """The backward pass goes through other passes of the same model."""
 
 
 class UnvisitedGraph(WasteRule[Unvisited]):
@@ -63,31 +67,36 @@ class UnvisitedGraph(WasteRule[Unvisited]):
             if not len(rows):
                 waiting += _large_parts(window, path)
                 continue
-            mask = np.zeros(len(window.lives), dtype=bool)
-            mask[rows] = True
-            if window.share(window.bytes_of(mask & window.at_peak)) >= _LEAST_SHARE:
+            if window.share(window.bytes_of(_mask(window, rows) & window.at_peak)) >= _LEAST_SHARE:
                 yield _match(window, path, rows)
+        for path in sorted({name.partition(".")[0] for name in names}):
+            if (_is_inside(path, window.owners.module.names)[learned[learned > 0]]).any():
+                rows = _cut_off(window, path)
+                nbytes = window.bytes_of(_mask(window, rows) & window.at_peak)
+                if window.share(nbytes) >= _LEAST_SHARE:
+                    yield replace(_match(window, path, rows), is_learned=True)
 
-    def title(self, match: Unvisited) -> str:  # noqa: ARG002 - every match reads the same
+    def title(self, match: Unvisited) -> str:
         """Say what they are."""
+        if match.is_learned:
+            return "are activations of passes whose graph is cut off before the backward pass"
         return "are activations of a model that the backward pass does not go through"
 
     def advice(self, match: Unvisited, case: Case) -> Iterator[Advice]:
         """Build no graph."""
         frame = match.frame
         place = case.place_at(frame.filename, frame.line) if frame is not None else case.site
+        which = "those passes" if match.is_learned else "this model"
         yield Advice(
             "no_grad",
             f"{format_bytes(match.nbytes)} are kept for a backward pass that does not read them: "
-            "run this model under `torch.no_grad()`.",
+            f"run {which} under `torch.no_grad()`.",
             place,
         )
 
 
 def _match(window: Window, path: str, rows: Ints) -> Unvisited:
-    mask = np.zeros(len(window.lives), dtype=bool)
-    mask[rows] = True
-    at_peak = mask & window.at_peak
+    at_peak = _mask(window, rows) & window.at_peak
     after = np.append(window.lives.alloc[rows[1:]], window.lives.alloc[rows[-1:]] + 1)
     others = ~_is_inside(path, window.owners.module.names)[window.module]
     rows_read = others & (window.category == Category.ACTIVATION) & (window.phase == Phase.FORWARD)
@@ -98,6 +107,47 @@ def _match(window: Window, path: str, rows: Ints) -> Unvisited:
         saving=window.replayed(window.ended_at(rows, after)),
         frame=_own_frame(window, rows, np.flatnonzero(rows_read)),
     )
+
+
+def _mask(window: Window, rows: Ints) -> Bools:
+    mask = np.zeros(len(window.lives), dtype=bool)
+    mask[rows] = True
+    return mask
+
+
+def _cut_off(window: Window, path: str) -> Ints:
+    """What passes through a model that learns saved, and lost before the step's backward pass.
+
+    Only passes of which less than half was there when that began. Passes between which nothing is
+    computed count as one, at whose end it must have been there.
+    """
+    nothing = np.zeros(0, dtype=np.int64)
+    if window.owners.inferred:
+        return nothing
+    lives = window.lives
+    saved = _saved_somewhere(window)
+    parts: list[Ints] = []
+    for first, last, following, learns in _passes(window, path):
+        low, high = np.searchsorted(lives.alloc, [first, last + 1])
+        rows = np.arange(low, high)
+        rows = rows[saved[rows] & (lives.free[rows] > following)]
+        rows_lost = rows[lives.free[rows] < learns]
+        if len(_modules_of(window, rows_lost)) < _LEAST_MODULES:
+            continue
+        if lives.size[rows_lost].sum() >= _MOSTLY * lives.size[rows].sum():
+            parts.append(rows_lost)
+    return np.concatenate(parts) if parts else nothing
+
+
+def _saved_somewhere(window: Window) -> Bools:
+    """What graphs save of a line, a module and a size, in the passes that were looked at."""
+    lives = window.lives
+    keys = np.stack([lives.stack.astype(np.int64), window.module, lives.requested], 1)
+    _, number = np.unique(keys, axis=0, return_inverse=True)
+    number = number.reshape(-1)
+    is_saved = (window.category == Category.ACTIVATION) & (window.phase == Phase.FORWARD)
+    saved: Bools = np.isin(number, np.unique(number[is_saved]))
+    return saved
 
 
 def _left_behind(window: Window, path: str, learned: Ints) -> Ints:
@@ -114,7 +164,7 @@ def _left_behind(window: Window, path: str, learned: Ints) -> Ints:
     goes_unread = (freed_by != Phase.BACKWARD) & ~window.has_owner
     goes_unread &= (lives.free < window.events) & (window.freed_in - window.made_in < 2)
     parts: list[Ints] = []
-    for first, last, following in _passes(window, path):
+    for first, last, following, _ in _passes(window, path):
         low, high = np.searchsorted(lives.alloc, [first, last + 1])  # rows are in this order
         rows = np.arange(low, high)
         pass_bytes, makers = int(lives.size[rows].sum()), _modules_of(window, rows)
@@ -133,10 +183,10 @@ def _modules_of(window: Window, rows: Ints) -> set[int]:
     return set(window.module[rows].tolist()) - {0}
 
 
-def _passes(window: Window, path: str) -> Iterator[tuple[int, int, int]]:
+def _passes(window: Window, path: str) -> Iterator[tuple[int, int, int, int]]:
     """First and last allocation of each pass through a module, and the first one after it.
 
-    Only passes in whose step a backward pass follows.
+    The fourth is the first of the backward pass that follows: only passes in whose step one does.
     """
     in_label = _is_inside(path, [one.module for one in window.trace.tables.labels])
     is_alloc = window.trace.events.action == Action.ALLOC
@@ -146,7 +196,7 @@ def _passes(window: Window, path: str) -> Iterator[tuple[int, int, int]]:
         if at < len(backward) and (
             window.step_of_event[backward[at]] == window.step_of_event[last]
         ):
-            yield first, last, following
+            yield first, last, following, int(backward[at])
 
 
 def _large_parts(window: Window, path: str) -> list[str]:
