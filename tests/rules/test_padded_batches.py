@@ -66,9 +66,10 @@ def test_the_longest_of_all_batches_says_what_padding_costs(tmp_path):
     )
     (first,) = one.remedies
     assert first.fix == "pad_to_longest"
-    computing = "hidden = self.layers(self.words(input_ids))"
-    calling = "net(**batch(longest(number), places)).square().mean().backward()"
-    assert first.code in (computing, calling)  # most of it is made in either pass
+    assert first.code in (  # as large are both
+        "mask = torch.zeros(SEQUENCES, places, dtype=torch.long)",
+        'return {"input_ids": torch.zeros(SEQUENCES, places, dtype=torch.long), "attention_mask": mask}',
+    )
     assert one.bytes % (SEQUENCES * PLACES) == 0
     assert load(tmp_path / "run.json").padded == PaddedBatches(16, SEQUENCES, PLACES, 48)
 

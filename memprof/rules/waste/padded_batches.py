@@ -11,7 +11,8 @@ from memprof.records import PaddedBatches
 from memprof.rules.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.trace import SURVIVOR_AGE, Category, Phase
+from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.trace import SURVIVOR_AGE, Category, Frame, Phase
 from memprof.views.window import Bools, Window
 
 __all__ = ["RULE"]
@@ -20,6 +21,8 @@ _LEAST_EMPTY = 0.25
 """Of the places, in the call that left the fewest empty."""
 _FEWEST_CALLS = 4
 """Batches: fewer may all be short by chance."""
+_WIDTHS = (1, 4, 8)
+"""Bytes of a value of a mask, or of an index."""
 _LEAST_SHARE = 0.2
 """Of the peak, in tensors with a value or more for each place."""
 
@@ -29,6 +32,8 @@ class Padded(Match):
     """The lengths."""
 
     batches: PaddedBatches | None = None
+    frame: Frame | None = None
+    """The line of the program that makes the batches; None where the model's caller has to do."""
 
 
 class PaddedBatchesRule(WasteRule[Padded]):
@@ -58,6 +63,7 @@ class PaddedBatchesRule(WasteRule[Padded]):
             nbytes=nbytes,
             saving=window.replayed(window.whole(rows)),
             batches=batches,
+            frame=_making_frame(window, batches),
         )
 
     def title(self, match: Padded) -> str:
@@ -79,7 +85,20 @@ class PaddedBatchesRule(WasteRule[Padded]):
             "or a collator that does it: `DataCollatorWithPadding`)."
         )
         remains = batches.longest / batches.places
-        yield Advice("pad_to_longest", why, case.site, remains=remains)
+        frame = match.frame
+        place = case.place_at(frame.filename, frame.line) if frame is not None else None
+        yield Advice("pad_to_longest", why, place or case.site, remains=remains)
+
+
+def _making_frame(window: Window, batches: PaddedBatches) -> Frame | None:
+    """The line that makes most of what is as large as a batch, before a model is called with it."""
+    values = batches.sequences * batches.places
+    of_size = np.isin(window.lives.requested, [values * width for width in _WIDTHS])
+    outside = (window.module == 0) & (window.phase != Phase.BACKWARD) & (window.made_in >= 0)
+    mask = of_size & outside & ~window.has_owner
+    frame = window.frame_of(window.main_site(mask)) if mask.any() else None
+    is_own = frame is not None and frame_kind(frame.filename) is FrameKind.USER
+    return frame if is_own else None
 
 
 def _has_places(window: Window, batches: PaddedBatches) -> Bools:
