@@ -527,7 +527,7 @@ class Session:
             step=step,
             trains=self._loop_watch is not None and self._loop_watch.trains,
         )
-        self._grid = self._schedule.grid(at_us)
+        self._grid = self._schedule.look_grid(at_us)
         if is_open:
             self._search(lambda lookout: lookout.step_ended(step))
         elif self._is_searching():

@@ -410,7 +410,8 @@ class WindowSchedule:
         """
         before, self._step = self._step, self._step + 1 if step is None else step + 1
         self._stepped_us = now_us
-        self._climb = self._climbing(allocated, idle) or self._climb
+        if self._policy.ranks <= 1 or self._has_crossed(before, self._sample_grid(now_us)):
+            self._climb = self._climbing(allocated, idle) or self._climb
         if self.reason is None:
             if self.is_reserved and trains:
                 self._resumed_to_train = self._resume(now_us, meter, whole=True)
@@ -462,6 +463,23 @@ class WindowSchedule:
         elapsed_us = max(1, now_us - self._began_us)
         return _power_of_two(self._gap_us(elapsed_us) * self._step / elapsed_us)
 
+    def look_grid(self, now_us: int) -> int:
+        """Multiples of this power of two are steps after which a window may open: look there.
+
+        However short steps are: else ranks that look at others would open theirs apart.
+        """
+        grid = self.grid(now_us)
+        return grid if self._policy.ranks <= 1 else min(grid, self._sample_grid(now_us))
+
+    def _sample_grid(self, now_us: int) -> int:
+        """Ranks judge whether bytes climb by the same steps, however often they look."""
+        return max(1, self._climb_grid(now_us) // self.CLIMB_STEPS)
+
+    def _climb_grid(self, now_us: int) -> int:
+        elapsed_us = max(1, now_us - self._began_us)
+        steps = self._policy.first_gap_us * self._step / elapsed_us / 4
+        return _power_of_two(max(steps, self.CLIMB_STEPS))
+
     def _gap_us(self, elapsed_us: int) -> float:
         """Least time between two windows, of the time gone by: the same for all ranks of a job."""
         gap_us = max(elapsed_us * self.GAP_SHARE, self._policy.first_gap_us)
@@ -496,9 +514,7 @@ class WindowSchedule:
             return True
         if self._climbs_wait:
             return self._has_crossed(before, self.grid(now_us))
-        elapsed_us = max(1, now_us - self._began_us)
-        steps = self._policy.first_gap_us * self._step / elapsed_us / 4
-        return self._has_crossed(before, _power_of_two(max(steps, self.CLIMB_STEPS)))
+        return self._has_crossed(before, self._climb_grid(now_us))
 
     def _may_lapse(self, before: int, now_us: int) -> bool:
         """Whether steps that train nothing have come for so long that none that trains may come."""

@@ -454,8 +454,13 @@ def test_ranks_in_lockstep_pay_about_what_the_slowest_of_them_pays():
     assert job_us <= 2.5 * sum(own_us) / ranks  # it was nine times as much
 
 
-def windows_of_ranks(seed: int, grows_from: int, ranks: int = 8) -> list[list[tuple]]:
-    """Of each rank in lockstep why its windows opened, their first steps, and what came after."""
+def windows_of_ranks(
+    seed: int, grows_from: int, ranks: int = 8, unseen: int = 0
+) -> list[list[tuple]]:
+    """Of each rank in lockstep why its windows opened, their first steps, and what came after.
+
+    Between windows up to ``unseen`` steps are not looked at, as where steps are short.
+    """
     noise = random.Random(seed)
     speeds = [noise.uniform(0.99, 1.01) for _ in range(ranks)]
     begins = [round(noise.uniform(0, 2 * SECOND)) for _ in range(ranks)]
@@ -463,6 +468,7 @@ def windows_of_ranks(seed: int, grows_from: int, ranks: int = 8) -> list[list[tu
     meters = [OverheadMeter(ranks) for _ in range(ranks)]
     windows: list[list[tuple]] = [[(Reason.START, 0)] for _ in range(ranks)]
     now_us = 2 * SECOND
+    look_again = [0] * ranks
     for step in range(8_000):
         allocated = LEVEL + 100_000 * min(1_000, max(0, step - grows_from))
         is_open = [one.is_open for one in schedules]
@@ -473,6 +479,10 @@ def windows_of_ranks(seed: int, grows_from: int, ranks: int = 8) -> list[list[tu
             meter.hook(costs[rank] * is_open[rank] + 100)
             meter.step(StepCost(100_000, 0, is_open[rank]))
             at_us = now_us + noise.randrange(3_000)
+            is_on_grid = (step + 1) % schedule.look_grid(at_us) == 0
+            if not is_open[rank] and step < look_again[rank] and not is_on_grid:
+                continue
+            look_again[rank] = step + 1 + noise.randrange(unseen + 1)
             bytes_now = allocated + noise.randrange(4_096)
             if schedule.step_ended(at_us, meter, bytes_now, step=step) == is_open[rank]:
                 continue
@@ -487,6 +497,7 @@ def windows_of_ranks(seed: int, grows_from: int, ranks: int = 8) -> list[list[tu
     return windows
 
 
+@pytest.mark.parametrize("unseen", [0, 6])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("grows_from", "first"),
@@ -497,9 +508,9 @@ def windows_of_ranks(seed: int, grows_from: int, ranks: int = 8) -> list[list[tu
     ],
 )
 def test_ranks_whose_clocks_and_costs_differ_by_a_hundredth_record_the_same_steps(
-    seed, grows_from, first
+    seed, grows_from, first, unseen
 ):
-    windows = windows_of_ranks(seed, grows_from)
+    windows = windows_of_ranks(seed, grows_from, unseen=unseen)
     assert windows[0][:2] == [(Reason.START, 0, 96), first]
     assert windows == [windows[0]] * len(windows)
 
