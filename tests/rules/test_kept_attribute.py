@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import torch
 
+from memprof.loading import load
+from memprof.rules.ranked_findings import findings
+from memprof.testing import TraceBuilder, save_snapshot, snapshot
+from memprof.trace import Frame
 from tests.rules.recorded import findings_of
 
-WIDTH = 64
+WIDTH, MIB = 64, 1 << 20
 
 
 def fires():
@@ -39,3 +44,21 @@ def test_the_attribute_is_to_be_let_go(tmp_path):
     assert found.bytes_per_step == WIDTH * WIDTH * 4
     assert first.fix == "del_ref"
     assert first.code == "samples = [SimpleNamespace(features=None) for _ in range(64)]"
+
+
+def test_without_a_holder_the_container_is_told_that_the_line_itself_fills(tmp_path):
+    """As in a snapshot that torch wrote: its stacks tell the loop, and nothing who holds."""
+    path = tmp_path / "train.py"
+    path.write_text("for number in range(20):\n    x = torch.ones(9)\n    kept.append(x + 1)\n")
+    os.utime(path, (0, 0))  # it was there before the snapshot
+    trace = TraceBuilder()
+    for number in range(20):
+        trace.alloc(WIDTH, f"x{number}", stack=[Frame("<module>", str(path), 2)])
+        trace.alloc(MIB, f"kept{number}", stack=[Frame("<module>", str(path), 3)])
+        trace.free(f"x{number}")
+    save_snapshot(tmp_path / "snapshot.pickle", snapshot(trace.build()))
+    (found,) = findings(load(tmp_path / "snapshot.pickle"))
+    assert (found.rule, found.bytes_per_step, found.site.line) == ("kept-attribute", MIB, 3)
+    first, second = found.remedies
+    assert (first.fix, second.fix) == ("clear_container", "del_ref")
+    assert first.why.startswith("`kept` takes what this line makes: empty it")

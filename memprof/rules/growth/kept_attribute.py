@@ -10,6 +10,7 @@ from memprof.records import Holder
 from memprof.reference_chain import LinkKind
 from memprof.rules.case import NO_FIGURE, Case, says
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
+from memprof.source_code.idioms import growing
 from memprof.source_code.program import Place, bound_names
 
 __all__ = ["RULE"]
@@ -44,7 +45,7 @@ class KeptAttribute(GrowthRule[Name]):
 
     name = "kept-attribute"
     summary = "an attribute or a variable holds tensors beyond their step"
-    fixes = ("del_ref",)
+    fixes = ("del_ref", "clear_container")
     yields_to = (*EVERY_OTHER, "collecting-object", "growing-container")
 
     def match(self, case: Case) -> Name | None:
@@ -60,6 +61,14 @@ class KeptAttribute(GrowthRule[Name]):
 
     def advice(self, cause: Name, case: Case) -> Iterator[Advice]:
         """Drop the reference."""
+        filling = growing(cause.place) if cause.holder is None else None
+        if filling is not None:
+            yield Advice(
+                "clear_container",
+                f"`{filling.container}` takes what this line makes: empty it when it has been "
+                "used, or keep the last few (`deque(maxlen=…)`).",
+                cause.place,
+            )
         if cause.holder is None:
             why = "It outlives its step; drop the last reference to it."
             yield Advice("del_ref", why, cause.place, otherwise=True)
