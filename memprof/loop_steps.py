@@ -36,6 +36,9 @@ _LEAST_TURNS_OF_MODEL = 2
 """Of one that trains, or calls a model: what runs in it is sign enough."""
 _MOST_WITHIN = 16
 """Turns of an inner loop for each of an outer one with which that is the step still."""
+_MOST_LOOPS, _MOST_SIGNS = 256, 2048
+"""That are looked at, of those that come round most and of what is made most: no program has more
+that matter, and each is compared with each."""
 _OF_THREADS = frozenset({"_bootstrap", "_bootstrap_inner"})
 """The outermost functions of a thread that Python has started."""
 _LOOPS = (FrameKind.LIBRARY, FrameKind.USER)
@@ -62,6 +65,11 @@ class _Jump(NamedTuple):
     source: int
     target: int
     """Lines; the same one where it follows upon itself."""
+
+    @property
+    def head(self) -> tuple[tuple[int, ...], int, int]:
+        """Where it leads to."""
+        return self.prefix, self.code, self.target
 
 
 class _Loop(NamedTuple):
@@ -130,12 +138,17 @@ def with_loop_steps(run: Run) -> Run:
     devices = [device for device in run.devices if device.windows]
     if any(len(device.windows) > 1 for device in devices):
         return run
+    if len(devices) > 1 and not all(map(_has_clock, devices)):
+        # How the events of devices lie to each other is not known: the one with most of them tells.
+        devices = [max(devices, key=lambda device: device.events)]
     by_loop = _loop_steps([device.windows[0] for device in devices])
     if by_loop is None or (guess is not None and by_loop.guess.last <= guess.last):
         return run
     last = by_loop.guess.last
     with_steps = {
-        device.device: dataclasses.replace(device, windows=(trace,), steps=steps)
+        device.device: dataclasses.replace(
+            device, windows=(trace,), steps=_with_last_figures(steps, device.steps)
+        )
         for device, trace, steps in zip(devices, by_loop.traces, by_loop.steps, strict=True)
     }
     return dataclasses.replace(
@@ -156,6 +169,21 @@ def _has_steps(device: DeviceRun) -> bool:
         or any(one.name.startswith(PROFILER_STEP) for one in trace.annotations)
         for trace in device.windows
     )
+
+
+def _has_clock(device: DeviceRun) -> bool:
+    times = device.windows[0].events.time_us
+    return not len(times) or int(times.min()) != NOT_RECORDED
+
+
+def _with_last_figures(steps: Steps, recorded: Steps) -> Steps:
+    """Steps that end as the recorded one did, with all that was counted then."""
+    if not len(recorded) or not len(steps):
+        return steps
+    columns = {name: getattr(steps, name).copy() for name in Steps.names()}
+    for name in columns.keys() - {"first", "last", "start_us", "window"}:
+        columns[name][-1] = getattr(recorded, name)[-1]
+    return Steps(**columns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,8 +217,10 @@ def _loop_steps(traces: Sequence[Trace]) -> _LoopSteps | None:
     for jump, count in zip(jumps, np.bincount(which).tolist(), strict=True):
         if jump is not None:
             counts[jump] += count
-    made = Counter(sequence.stacks.tolist())
-    chosen = _chosen(counts, {chains[stack]: n for stack, n in made.items()}, frames)
+    made: Counter[_Chain] = Counter()
+    for stack, count in Counter(sequence.stacks.tolist()).items():
+        made[chains[stack]] += count
+    chosen = _chosen(counts, made, frames)
     if chosen is None:
         return None
     turns = [jump is not None and frames.turns(jump, chosen) for jump in jumps]
@@ -246,21 +276,12 @@ def _sequence(traces: Sequence[Trace], chains: Sequence[_Chain], frames: _Frames
         stacks.append(trace.events.stack[rows].astype(np.int64))
         events.append(rows)
         times.append(trace.events.time_us[rows])
-    if len([part for part in stacks if len(part)]) > 1 and min(map(_earliest, times)) < 0:
-        # Without a clock nothing tells how the events of devices lie to each other.
-        most = max(range(len(stacks)), key=lambda at: len(stacks[at]))
-        stacks, events, times = [stacks[most]], [events[most]], [times[most]]
-    stack, event, time = (np.concatenate([*parts, np.zeros(0, dtype=np.int64)]).astype(np.int64)
-                          for parts in (stacks, events, times))  # fmt: skip
+    stack, event, time = (np.concatenate(parts) for parts in (stacks, events, times))
     if len(traces) > 1:
         order = np.argsort(time, kind="stable")
         stack, event, time = stack[order], event[order], time[order]
     is_ours = root[stack] == _root(Counter(root[stack].tolist()), frames)
     return _Sequence(stack[is_ours], event[is_ours], time[is_ours])
-
-
-def _earliest(times: Ints) -> int:
-    return int(times.min()) if len(times) else 0
 
 
 def _root(counts: Counter[int], frames: _Frames) -> int:
@@ -291,9 +312,9 @@ def _without_repeats(jumps: Sequence[_Jump | None]) -> list[_Jump | None]:
 
     There an operator allocates several times.
     """
-    heads = {one[:2] + one[3:] for one in jumps if one is not None and one.source > one.target}
+    heads = {one.head for one in jumps if one is not None and one.source > one.target}
     return [
-        None if one is None or (one.source == one.target and one[:2] + one[3:] in heads) else one
+        None if one is None or (one.source == one.target and one.head in heads) else one
         for one in jumps
     ]
 
@@ -330,24 +351,24 @@ def _loops(jumps: Mapping[_Jump, int], *, by_end: bool = False) -> list[_Loop]:
     """A loop for each line that was gone back to, or for each line that this was done from."""
     by_head: dict[tuple[tuple[int, ...], int, int], Counter[int]] = {}
     for jump, count in jumps.items():
-        key = jump.prefix, jump.code, jump.target
-        by_head.setdefault(key, Counter())[jump.source] += count
+        by_head.setdefault(jump.head, Counter())[jump.source] += count
     loops = []
-    for key, sources in by_head.items():
+    for head, sources in by_head.items():
         for end in sources if by_end else [max(sources)]:
-            least = end if by_end else key[2]
+            least = end if by_end else head[2]
             turns = sum(n for source, n in sources.items() if source >= least)
-            loops.append(_Loop(*key, end, least, turns))
-    return loops
+            loops.append(_Loop(*head, end, least, turns))
+    return sorted(loops, key=lambda loop: -loop.turns)[:_MOST_LOOPS]
 
 
 def _innermost_of_most(
-    loops: Sequence[_Loop], signs: Mapping[tuple[int, ...], int], frames: _Frames
+    loops: Sequence[_Loop], signs: Counter[tuple[int, ...]], frames: _Frames
 ) -> _Loop | None:
     """The innermost one of those that hold most of the signs."""
+    most = signs.most_common(_MOST_SIGNS)
 
     def rank(loop: _Loop) -> tuple[int, int, int, int, int]:
-        inside = sum(n for chain, n in signs.items() if frames.is_in(loop, chain))
+        inside = sum(n for chain, n in most if frames.is_in(loop, chain))
         return inside, len(loop.prefix), loop.head, -loop.end, loop.least
 
     often = [loop for loop in loops if loop.turns >= _LEAST_TURNS_OF_MODEL]
@@ -359,7 +380,8 @@ def _turns_of_events(traces: Sequence[Trace], sequence: _Sequence, at: Ints) -> 
     """How many turns were over at every event of each trace."""
     if len(traces) == 1:
         return [np.searchsorted(sequence.events[at], np.arange(len(traces[0].events)), "right")]
-    return [np.searchsorted(sequence.time_us[at], t.events.time_us, "right") for t in traces]
+    turns = (np.searchsorted(sequence.time_us[at], t.events.time_us, "right") for t in traces)
+    return [np.maximum.accumulate(one) for one in turns]
 
 
 def _labelled(

@@ -188,6 +188,28 @@ def test_devices_share_the_steps_of_one_loop() -> None:
         assert step == (before[-1] if before else 0)
 
 
+def test_without_a_clock_the_device_with_most_events_tells() -> None:
+    first = program(*(at(line) for _ in range(20) for line in (6, 7)))
+    timeless = replace(first, events=replace(first.events, time_us=first.events.time_us * 0 - 1))
+    other = replace(TraceBuilder().alloc(KIB, "a").build(), tables=first.tables)
+    run = with_loop_steps(run_of(other, timeless))
+
+    assert [len(device.steps) for device in run.devices] == [0, 20]
+    assert steps_of(run, 1)[-1] == 19
+
+
+def test_what_was_counted_at_the_end_stays() -> None:
+    run = run_of(program(*(at(line) for _ in range(20) for line in (6, 7))))
+    counted = Steps.build(first=[0], last=[0], retries=[3], allocated=[40 * KIB], end_us=[10**16])
+    run = with_loop_steps(replace(run, devices=(replace(run.devices[0], steps=counted),)))
+
+    steps = run.devices[0].steps
+    assert steps.last.tolist() == list(range(20))
+    assert steps.retries.tolist() == [-1] * 19 + [3]
+    assert steps.allocated.tolist() == [-1] * 19 + [40 * KIB]
+    assert steps.end_us[-1] == 10**16
+
+
 def test_labels_keep_what_else_they_say_and_records_name_the_last_step() -> None:
     builder = TraceBuilder().label(step=0, phase=Phase.OTHER, annotation="load")
     for number in range(40):
