@@ -45,7 +45,7 @@ REWORDED = (
 WITH_OTHERS = (
     "long_deque_still_filling",
     "set_to_none-gradients",
-    "stub-training-torch2.4.1",
+    "stub-streams-torch2.15.0",
 )
 """Recordings of which a report says more than its verdict."""
 WORDS = frozenset({"description", "title", "why"})

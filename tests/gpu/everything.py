@@ -99,7 +99,7 @@ def parts() -> dict[str, Part]:
         "cost": Part(((f"{GPU}/probe.py", "operator_costs", "block_costs"), short), 120),
         "leaks": Part((run_tests("test_leak_corpus", longest_test_s=300),), 150, COMMANDS),
         "compiled": Part((run_tests("test_compiled"),), 120, TESTS),
-        "time_to_full": Part((run_tests("test_time_to_full"),), 60, TESTS),
+        "time_to_full": Part((run_tests("test_time_to_full", "test_loops"),), 60, TESTS),
         "sharing": Part((run_tests("test_sharing"),), 60, TESTS),
         "recordings": Part(((f"{GPU}/record_small.py", RECORDED),), 150),
         "budget": Part(((bench, "--long-s", "30", "--only", "gpt"),), 300),

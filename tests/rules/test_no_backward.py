@@ -80,7 +80,7 @@ def kept_on():
     return step
 
 
-@pytest.mark.parametrize(("program", "fix"), [(drawn_on, "no_grad"), (kept_on, "del_ref")])
+@pytest.mark.parametrize(("program", "fix"), [(drawn_on, "no_grad"), (kept_on, "clear_container")])
 def test_what_several_modules_made_hangs_on_a_graph_though_nobody_is_known_to_hold_it(
     program, fix, tmp_path
 ):
