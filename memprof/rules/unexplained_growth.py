@@ -67,6 +67,8 @@ class UnexplainedGrowth:
     """The step of that search; -1 without one."""
     by_allocator: bool
     """Torch's allocator was watched itself: what threads of Python ask it for has a stack."""
+    is_snapshot: bool = False
+    """It is a snapshot that torch wrote, so that nobody has looked for holders."""
 
     def __str__(self) -> str:
         rest = self.bytes - self.explained
@@ -83,6 +85,8 @@ class UnexplainedGrowth:
         """What is known of it, and what would show more."""
         if 2 * self.bare_bytes >= self.bytes and not self.is_by_size:
             bare = f"{format_bytes(self.bare_bytes)} of what stayed have no stack"
+            if self.is_snapshot:
+                return f"{bare}: autograd's threads made them, or C++"
             if self.by_allocator:
                 return f"{bare}: NumPy, another library or a thread without Python made them"
             return (
@@ -101,6 +105,8 @@ class UnexplainedGrowth:
                 f"when the job was searched last, in step {self.searched_step}, "
                 f"{keeper(self.holder.links)} had what grew: look there first"
             )
+        if self.is_snapshot:
+            return "`memprof run` looks in the job for what holds it"
         return "memprof.step() at the end of each iteration, and more of them, would show the line"
 
 
@@ -157,6 +163,7 @@ def _of_device(
         holder=searched.holders[0] if searched is not None else None,
         searched_step=searched.step if searched is not None else -1,
         by_allocator=device.info.recorder == "allocator",
+        is_snapshot=run.is_snapshot,
     )
 
 

@@ -71,13 +71,13 @@ class History:
     """The same of all that there are; the best is asked for besides."""
 
     def __init__(self):
-        self.epochs = []
+        self.rounds = []
 
     def record(self, loss):
-        self.epochs.append({"loss": loss, "weights": torch.zeros(WIDTH, WIDTH)})
+        self.rounds.append({"loss": loss, "weights": torch.zeros(WIDTH, WIDTH)})
 
     def average(self):
-        return sum(epoch["loss"] for epoch in self.epochs), min(self.epochs, key=len)
+        return sum(epoch["loss"] for epoch in self.rounds), min(self.rounds, key=len)
 
 
 @pytest.mark.parametrize(("kind", "is_best"), [(Journal, True), (History, False)])

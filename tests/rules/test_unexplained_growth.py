@@ -14,7 +14,7 @@ from memprof.report.summary import summarize
 from memprof.rules.finding import Kind
 from memprof.rules.ranked_findings import findings
 from memprof.rules.unexplained_growth import unexplained_growth
-from memprof.testing import TraceBuilder, write_run
+from memprof.testing import TraceBuilder, save_snapshot, snapshot, write_run
 from memprof.trace import Category, Frame
 from memprof.views.examination import examine
 from memprof_cli.leaks import command
@@ -215,3 +215,21 @@ def test_stretches_that_are_counted_densely_do_not_hide_what_rises_between_them(
     growth = unexplained_growth(examine(run), ())
     assert growth is not None
     assert (growth.last_step, growth.bytes) == (198, 73 * MIB)
+
+
+def test_a_snapshot_says_what_rises_by_the_turns_of_its_loop(tmp_path):
+    trace = TraceBuilder()
+    for turn in range(24):
+        for line in (2, 3):
+            stack = [Frame("<module>", "/home/me/train.py", line)]
+            trace.alloc(512, f"{line} {turn}", stack=stack).free(f"{line} {turn}")
+        trace.alloc((1 + turn % 3) << 20, f"kept {turn}")  # in no thread of Python's
+    save_snapshot(tmp_path / "snapshot.pickle", snapshot(trace.build()))
+    examination = examine(load(tmp_path / "snapshot.pickle"))
+    growth = unexplained_growth(examination, findings(examination.run, examination))
+    assert growth is not None
+    assert (growth.first_step, growth.last_step) == (3, 23)
+    assert growth.bytes == sum(1 + turn % 3 for turn in range(4, 24)) << 20
+    assert growth.way_on.endswith(
+        "of what stayed have no stack: autograd's threads made them, or C++"
+    )

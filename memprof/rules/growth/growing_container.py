@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from memprof.reference_chain import LinkKind
@@ -11,7 +11,7 @@ from memprof.rules.case import Case
 from memprof.rules.containers import FilledContainer, filled_container, has_fixed_keys, taken_at
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.rules.source_facts import handed_over
-from memprof.source_code.program import Place, called_name, calls_in
+from memprof.source_code.program import Place, Program, called_name, calls_in
 from memprof.source_code.verbs import FILLING
 
 __all__ = ["RULE"]
@@ -57,7 +57,8 @@ class GrowingContainer(GrowthRule[GrownContainer]):
                 "None, and make it in the function.",
                 cause.container.place,
             )
-        yield Advice("clear_container", f"{why}: {_release_text(cause)}.", cause.container.place)
+        how_released = _release_text(cause, case.programs)
+        yield Advice("clear_container", f"{why}: {how_released}.", cause.container.place)
         if case.of_model:
             return
         yield Advice(
@@ -69,7 +70,7 @@ class GrowingContainer(GrowthRule[GrownContainer]):
         )
 
 
-def _release_text(cause: GrownContainer) -> str:
+def _release_text(cause: GrownContainer, programs: Sequence[Program]) -> str:
     """What is to be done, where the program does it at other places, and which those are."""
     lines = taken_at(cause.container)
     if lines:
@@ -77,7 +78,7 @@ def _release_text(cause: GrownContainer) -> str:
         noun = "line" if len(lines) == 1 else "lines"
         return f"take out of it all that is done with, and not only what {noun} {where} takes out"
     name = cause.container.filling.container
-    best = _best_few(cause.container.place, name)
+    best = _best_few(cause.container.place, name, programs)
     if best:
         return f"only the best few of it are read (`{best}`): take the others out as they come"
     if cause.container.is_module:
@@ -89,16 +90,21 @@ def _release_text(cause: GrownContainer) -> str:
     return "empty it when it has been used, or keep the last few (`deque(maxlen=…)`)"
 
 
-def _best_few(place: Place, name: str) -> str:
-    """The expression by which alone a container is read, if that is a few of its best items."""
-    inside = place.class_ if name.startswith("self.") else place.scope
-    nodes = list(ast.walk(inside)) if inside is not None else []
+def _best_few(place: Place, name: str, programs: Sequence[Program]) -> str:
+    """The expression by which alone a container is read, if that is a few of its best items.
+
+    Whatever has its name anywhere in the file may be the container; of an attribute in any file.
+    """
+    files = [place.program, *(programs if "." in name else ())]
+    trees = {id(program.tree): program.tree for program in files}
+    nodes = [node for tree in trees.values() for node in ast.walk(tree)]
+    last = name.rpartition(".")[2]
     reads = {
         id(node)
         for node in nodes
-        if isinstance(node, (ast.Name, ast.Attribute))
-        and isinstance(node.ctx, ast.Load)
-        and ast.unparse(node) == name
+        if (isinstance(node, ast.Name) and "." not in name and node.id == name)
+        or (isinstance(node, ast.Attribute) and "." in name and node.attr == last)
+        if isinstance(node.ctx, ast.Load)
     }
     called = [node for node in nodes if isinstance(node, ast.Call)]
     counted = {id(one) for call in called if called_name(call) == "len" for one in call.args}
