@@ -213,6 +213,12 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
         of_dict = self.kind in (LinkKind.ITEM, LinkKind.KEY) and self.type_name == "dict"
         return of_dict and self.name.startswith("(") and _TENSOR_IN_KEY in self.name
 
+    @property
+    def is_under_tensor(self) -> bool:
+        """Whether it is an entry of a dict, found under a key that is a tensor itself."""
+        of_dict = self.kind == LinkKind.ITEM and self.type_name == "dict"
+        return of_dict and self.name == _TENSOR_IN_KEY
+
 
 def is_field(link: Link) -> bool:
     """Return whether a link is an entry of a dict that serves as a record: ``state["model"]``."""

@@ -40,7 +40,7 @@ _ANNOUNCED_AFTER = 4
 """Looks in a row at which a stack's survivors had become more."""
 _ANNOUNCED_BIRTHS = 6
 _LARGER_AFTER = 3
-"""Looks in a row at which what is made anew was larger than at the one before."""
+"""Looks in a row, or steps after one, at which what is made anew was larger than before."""
 _MUCH_LARGER = 2
 """Times the bytes that it had when it was searched for, before it is searched for again."""
 SCAN_S = 0.1
@@ -127,6 +127,9 @@ class Survivors:
     _remade: dict[tuple[str, int], _Remade] = field(default_factory=dict)
     _looked_step: int = -1
     """The step of the last look."""
+    _followed: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Bytes of what was made anew when the last step ended, while it grew since the last look."""
+    _followed_steps: int = 0
     _announcements: set[tuple[Hashable, ...]] = field(default_factory=set)
     _graphs: GraphGrowth = field(default_factory=GraphGrowth)
     _graph_said: bool = False
@@ -141,10 +144,12 @@ class Survivors:
         """What can be said after ``step``."""
         self._steps += 1
         announcements = self._gone_on(step) if self.is_searching else []
-        return [
-            *announcements,
-            *(self.look(step) if _is_look(self._steps) and self.has_time() else ()),
-        ]
+        if self.has_time():
+            if _is_look(self._steps):
+                announcements += self.look(step)
+            elif self._followed:
+                announcements += self._follow(step)
+        return announcements
 
     @property
     def is_searching(self) -> bool:
@@ -200,6 +205,8 @@ class Survivors:
             if not (all_that_grow or self._searches.is_cheap()):
                 fresh = [(source, one) for source, one in fresh if self._is_certain(source, one)]
             larger = self._larger(step, least=1 if all_that_grow else _LARGER_AFTER)
+            self._followed = {key: one.bytes for key, one in self._remade.items()}
+            self._followed_steps = 0
             if (fresh or larger) and not is_busy:
                 self._searches.begin([_quarry(*pair) for pair in (*fresh, *larger)])
             answers = self._searches.take()
@@ -302,13 +309,50 @@ class Survivors:
             key = source.device, one.stack
             before = self._remade.get(key, _Remade(one.bytes))
             grown = before.grown + 1 if one.bytes > before.bytes else 0
-            remaining[key] = now = _Remade(one.bytes, grown, before.searched)
-            is_due = grown >= least and one.bytes >= _MUCH_LARGER * now.searched
-            if is_due and key not in self._growths and self._searches.is_at_once():
-                now.searched = one.bytes
+            remaining[key] = _Remade(one.bytes, grown, before.searched)
+            if grown >= least:
                 larger.append((source, one))
         self._remade = remaining
-        return larger
+        return [
+            (source, one) for source, one in larger if self._is_due((source.device, one.stack), one)
+        ]
+
+    def _follow(self, step: int) -> list[Announcement]:
+        """Search for what each step since the last look made anew, larger than the one before.
+
+        A loop may lie between two looks that are far apart.
+        """
+        began_s = time.thread_time()
+        with quiet():
+            remade_now = {
+                (source.device, one.stack): (source, one)
+                for source in self.sources()
+                for one in remade(source.living(), source.label_of, step)
+            }
+            self._followed = {
+                key: remade_now[key][1].bytes
+                for key, before in self._followed.items()
+                if key in remade_now and remade_now[key][1].bytes > before
+            }
+            self._followed_steps += 1
+            answers: list[tuple[Quarry, tuple[Holder, ...]]] = []
+            if self._followed_steps >= _LARGER_AFTER:
+                due = [key for key in self._followed if self._is_due(key, remade_now[key][1])]
+                if due:
+                    self._searches.begin([_quarry(*remade_now[key]) for key in due])
+                    answers = self._searches.take()
+                self._followed = {}
+        self._spent_s += time.thread_time() - began_s
+        return _said_of_remade(answers, step)
+
+    def _is_due(self, key: tuple[str, int], one: Suspect) -> bool:
+        """Whether what is made anew is searched for now: it is much larger than the last time."""
+        known = self._remade.setdefault(key, _Remade(one.bytes))
+        is_due = one.bytes >= _MUCH_LARGER * known.searched and key not in self._growths
+        if not is_due or not self._searches.is_at_once():
+            return False
+        known.searched = one.bytes
+        return True
 
     def _note_answers(
         self, answers: Iterable[tuple[Quarry, tuple[Holder, ...]]]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import numpy.typing as npt
 
 from memprof.rules.finding import Kind, RuleFinding
 from memprof.views.peak_without import Cuts, Saving, replayed
@@ -10,11 +13,14 @@ from memprof.views.window import Window
 
 __all__ = ["saving_of"]
 
+Ints = npt.NDArray[np.int64]
+
 
 def saving_of(finding: RuleFinding, window: Window | None) -> tuple[int, Saving | None]:
     """Bytes saved (a step for growth, else off the peak), and the peaks where a replay tells.
 
     Growth in ``window`` is replayed with every tensor freed at the end of the step that made it.
+    What is made anew and larger in each step is as small as it was the first time.
     """
     if finding.match is not None and finding.match.saving is not None:
         saving = finding.match.saving.overall
@@ -28,6 +34,20 @@ def _without_survivors(finding: RuleFinding, window: Window | None) -> Saving | 
     if window is None or finding.evidence.window < 0 or not len(finding.evidence.allocs):
         return None
     rows = np.flatnonzero(np.isin(window.lives.alloc, finding.evidence.allocs))
+    if finding.growth.is_replaced:
+        return replayed(window.line, _growth_of_replaced(window, rows))
     ends = np.searchsorted(window.step_of_event[:-1], window.made_in[rows] + 1) - 1
     # The peak of the whole window: growth is not over once the first steps are.
     return replayed(window.line, Cuts.ended_at(window.line, rows, ends))
+
+
+def _growth_of_replaced(window: Window, last: Ints) -> Cuts:
+    """What the tensors of each step have more than those of the first, of the same stacks."""
+    lives = window.lives
+    rows = np.flatnonzero(np.isin(lives.stack, lives.stack[last]) & (lives.alloc >= 0))
+    size = lives.size[rows]
+    steps, step = np.unique(window.made_in[rows], return_inverse=True)
+    of_step = np.bincount(step, weights=size, minlength=len(steps))
+    share = np.maximum(0.0, 1 - of_step[0] / np.maximum(1, of_step))
+    gone = (size * share[step]).astype(np.int64)
+    return replace(Cuts.whole(window.line, rows), bytes=gone)

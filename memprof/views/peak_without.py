@@ -53,6 +53,8 @@ class Cuts:
     """The first event after which the bytes are gone; -1 for the start of the trace."""
     end: Ints
     """The event at which they were really freed, or come back."""
+    bytes: Ints | None = None
+    """How much of each is gone; None: all of it."""
 
     @classmethod
     def whole(cls, line: Timeline, rows: Ints) -> Cuts:
@@ -73,7 +75,7 @@ def replayed(line: Timeline, cuts: Cuts, first: int = 0, *, divisor: int = 1) ->
     """
     entries = len(line.allocated)
     change = np.zeros(entries + 1, dtype=np.int64)
-    size = line.lives.size[cuts.rows] // divisor
+    size = (line.lives.size[cuts.rows] if cuts.bytes is None else cuts.bytes) // divisor
     np.add.at(change, np.clip(cuts.start + 1, 0, entries), -size)
     np.add.at(change, np.clip(cuts.end + 1, 0, entries), size)
     after = line.allocated + np.cumsum(change)[:-1]

@@ -513,3 +513,46 @@ def test_what_a_pass_will_take_is_told_by_the_last_one():
         pass
     assert 0 <= stall.per_block_s < 1e-6
     assert stall.is_short()
+
+
+class Metric:
+    """Keeps what it is called with, and copies all of it at each call, as torchmetrics does."""
+
+    def __init__(self):
+        self.parts = []
+
+    def add(self, part):
+        self.parts = [one.clone() for one in self.parts] + [part.clone()]
+
+
+def test_what_is_made_anew_and_larger_is_followed_between_two_looks(tmp_path):
+    """The looks are after 8, 12, 16, 24, 32 and 48 steps; the metric is fed from 30 to 44 alone."""
+    metric = Metric()
+
+    def step(i):
+        if i >= 30:
+            metric.add(torch.ones(4096))
+
+    with memprof.track(tmp_path / "run.json", sources=["cpu"], allowance_s=60) as tracker:
+        for i in range(44):
+            step(i)
+            tracker.step()
+        metric = None  # at the end its tensors are gone
+    of_residents = [
+        one
+        for one in memprof.load(tmp_path / "run.json").findings
+        if one.finding == "holders" and one.details["reason"] == "resident" and one.stack
+    ]
+    holders = [(one.step, one.holders[0].description) for one in of_residents]
+    assert [step for step, _ in holders] == [34]
+    assert "`metric.parts`" in holders[0][1]
+
+
+def test_what_is_as_large_at_the_next_step_is_not_followed(tmp_path):
+    last = []
+
+    def step(i):
+        last[:] = [torch.ones(4096) for _ in range(8 if i < 33 else 9)]
+
+    run = record(step, tmp_path / "run.json", 44)
+    assert [one.step for one in growing(run) if one.step < 43] == []

@@ -10,6 +10,7 @@ from tests.rules.recorded import findings_of
 
 ROWS, WIDTH = 16, 64
 NEWEST = 40
+STEPS = 16
 
 
 def fires():
@@ -58,12 +59,15 @@ def looks_alike():
 
 
 def test_it_is_to_be_begun_anew_or_its_parts_collected_on_the_host(tmp_path):
-    found, *_ = findings_of(fires, tmp_path / "run.json")
+    found, *_ = findings_of(fires, tmp_path / "run.json", STEPS)
     first, second, *_ = found.remedies
     assert found.rule == first.rule == second.rule == "grown-by-concatenation"
     assert found.bytes_per_step == ROWS * WIDTH * 4
     assert (first.fix, second.fix) == ("clear_container", "cpu_offload")
     assert first.code == "state.preds = torch.cat([state.preds, torch.randn(ROWS, WIDTH)])"
+    part = ROWS * WIDTH * 4
+    assert first.peak_before == (STEPS + (STEPS - 1) + 1) * part  # the new one, the old, and a part
+    assert first.peak_after < 4 * part  # begun anew in each step
 
 
 def test_only_what_is_read_of_it_is_to_be_kept(tmp_path):

@@ -65,6 +65,9 @@ def test_the_table_its_copy_and_the_product_go_with_it(tmp_path):
         ("table = F.one_hot(t, n)\nq = (q * table).sum(1)\nkeep(table)", False),
         ("table = F.one_hot(t, n)\ncount = table.sum(0)", False),
         ("table = encode(t, n)\nq = (q * table).sum(1)", False),
+        ("m = F.one_hot(t, n).mT\nm = m.to(q.dtype)\nq = (q * m).sum(1)\nk = m.sum(1)", True),
+        ("table = F.one_hot(t, n)\nm = table.float()\nq = (q * m).sum(1)\nkeep(m)", False),
+        ("table = F.one_hot(t, n)\nm = table.float()\nq = (q * table).sum(1)\nkeep(m)", False),
     ],
 )
 def test_only_a_sum_of_a_product_picks(code, picks, place_of_first):

@@ -75,3 +75,29 @@ def test_a_memory_of_calls_whose_arguments_are_tensors_is_never_asked_for_what_i
     assert (first.rule, first.fix) == ("tensor-key", "bound_cache")
     assert first.code == "table[key] = function(*arguments)"
     assert first.why.startswith("`table` (")
+
+
+def slots_by(key_of):
+    """The last row of each of eight examples, which come in a tensor of indices."""
+    slots = {}
+
+    def step(number):
+        indices = torch.arange(8)
+        for index, row in zip(indices, torch.zeros(8, WIDTH), strict=True):
+            slots[key_of(index)] = row + number
+
+    return step
+
+
+def test_values_under_keys_that_are_tensors_are_never_replaced(tmp_path):
+    first = findings_of(lambda: slots_by(lambda index: index), tmp_path / "run.json")[0]
+    assert first.bytes_per_step == 8 * WIDTH * 4
+    remedy = first.remedies[0]
+    assert (remedy.rule, remedy.fix) == ("tensor-key", "item")
+    assert remedy.code == "slots[key_of(index)] = row + number"
+    assert ".tolist()" in remedy.why
+
+
+def test_values_under_numbers_are(tmp_path):
+    found = findings_of(lambda: slots_by(int), tmp_path / "run.json")
+    assert [one for one in found if one.bytes_per_step] == []

@@ -27,6 +27,8 @@ class Keys(Cause):
     """And not objects that have tensors."""
     of_calls: bool = False
     """The keys are arguments of calls, whose results the dict is to remember."""
+    of_values: bool = False
+    """The values grow: none is ever replaced, as each has a tensor of its own for a key."""
 
 
 class TensorKey(GrowthRule[Keys]):
@@ -34,7 +36,7 @@ class TensorKey(GrowthRule[Keys]):
 
     name = "tensor-key"
     summary = "a dict keeps the tensors that are its keys"
-    fixes = ("weakref", "bound_cache")
+    fixes = ("weakref", "bound_cache", "item")
     precedes = (
         *("kept-graph", "unbounded-dict", "growing-container", "grown-by-concatenation"),
         *("assigned-history", "collecting-object"),
@@ -54,9 +56,12 @@ class TensorKey(GrowthRule[Keys]):
                     filling = growing(place)
                     container = filling.container if filling is not None else ""
                     return Keys(place, container, link.length, are_tensors=True, of_calls=True)
-                if link.kind != LinkKind.KEY:
+                if link.kind != LinkKind.KEY and not link.is_under_tensor:
                     continue
                 filling = growing(place)
+                if link.is_under_tensor:
+                    container = filling.container if filling is not None else ""
+                    return Keys(place, container, link.length, are_tensors=True, of_values=True)
                 below = {one.kind for one in holder.links[at + 1 :]} - THROUGH_GRAPH
                 return Keys(
                     place,
@@ -75,6 +80,15 @@ class TensorKey(GrowthRule[Keys]):
                 f"{name} has tensors in its keys, which equal themselves alone: a call with a new "
                 "tensor never finds what an earlier one left. Let the key be values (a length, a "
                 "shape), or give the cache a largest size.",
+                cause.place,
+            )
+            return
+        if cause.of_values:
+            yield Advice(
+                "item",
+                f"{name} has tensors for keys, which equal themselves alone: no entry is found or "
+                "replaced by another tensor of the same value. Let the key be its number "
+                "(`.item()`, `.tolist()`).",
                 cause.place,
             )
             return

@@ -212,11 +212,21 @@ def picking_statement(place: Place) -> ast.stmt | None:
     makers = [call for call in calls_in(place.statement) if called_name(call) == _MAKER]
     if not makers:
         return None
-    names = {target.id for target in bound_names(place.statement) if isinstance(target, ast.Name)}
+    copies = _copying_statements(place)
+    names = {
+        target.id
+        for statement in (place.statement, *copies)
+        for target in bound_names(statement)
+        if isinstance(target, ast.Name)
+    }
+    copied = {id(node) for one in copies for node in ast.walk(one)}
     reads = [
         node
         for node in ast.walk(place.scope)
-        if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load)
+        if isinstance(node, ast.Name)
+        and node.id in names
+        and isinstance(node.ctx, ast.Load)
+        and id(node) not in copied
     ]
     functions = [call.func for call in calls_in(place.scope, "sum")]
     counted = {id(one.value) for one in functions if isinstance(one, ast.Attribute)}
@@ -231,6 +241,20 @@ def picking_statement(place: Place) -> ast.stmt | None:
             at = place.program.at(product.lineno)
             return at.statement if at is not None else None
     return None
+
+
+def _copying_statements(place: Place) -> list[ast.Assign]:
+    """Those that bind a statement's table anew, turned or in another type: ``y = y.float()``."""
+    names = {target.id for target in bound_names(place.statement) if isinstance(target, ast.Name)}
+    copies: list[ast.Assign] = []
+    for node in ast.walk(place.scope):
+        if not isinstance(node, ast.Assign) or node.lineno <= place.statement.lineno:
+            continue
+        value = _without_turns(node.value)[0]
+        if value is not node.value and isinstance(value, ast.Name) and value.id in names:
+            names |= {one.id for one in bound_names(node) if isinstance(one, ast.Name)}
+            copies.append(node)
+    return copies
 
 
 def multiplying_product(place: Place) -> Product | None:
@@ -374,7 +398,7 @@ def _made_for(window: Window, large: LargeTensor, picking: ast.stmt) -> Ints:
         return np.flatnonzero(table)
     lines = {
         line
-        for one in (place.statement, picking)
+        for one in (place.statement, *_copying_statements(place), picking)
         for line in range(one.lineno, (one.end_lineno or one.lineno) + 1)
     }
     own = [
