@@ -82,7 +82,7 @@ def data_joined_first(then_read: bool = False):
                 part.mul_(2).add(1).exp()
         return data
 
-    data, model = collect(), torch.nn.Linear(384, 1)
+    data, model = collect(), torch.nn.Linear(128, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for number in range(16):
         optimizer.zero_grad()

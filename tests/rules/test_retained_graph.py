@@ -72,3 +72,64 @@ def test_the_line_that_asks_is_found_by_the_backward_pass_itself(tmp_path):
     assert first.code == "loss.backward(retain_graph=True)"
     assert "-        loss.backward(retain_graph=True)\n+        loss.backward()\n" in first.patch
     assert "unvisited-graph" not in {one.rule for one in findings_of(played, tmp_path / "run.json")}
+
+
+def players(cut):
+    """A critic's step and a generator's in one: the same samples go through the critic twice."""
+    generator, optimizer = job()
+    critic, others = job()
+    sample = (lambda made: made.detach()) if cut else (lambda made: made)
+
+    def step(number):
+        made = generator(torch.randn(512, 64))
+        others.zero_grad()
+        worth = critic(sample(made)).square().mean()
+        worth.backward(retain_graph=not cut)
+        others.step()
+        optimizer.zero_grad()
+        loss = critic(made).mean()
+        loss.backward()
+        optimizer.step()
+        worth.item()
+
+    return step
+
+
+def test_a_graph_that_stays_beside_the_passes_after_its_own_is_to_be_cut_off(tmp_path):
+    found, *_ = findings_of(lambda: players(cut=False), tmp_path / "run.json")
+    first, second = found.remedies
+    assert found.rule == "retained-graph"
+    assert found.match.is_within_step
+    assert found.bytes >= 4 * 512 * 64 * 4  # of each Tanh its result
+    assert first.saves_bytes > 0
+    assert (first.fix, first.typed) == ("detach", "made.detach()")
+    assert first.code == "worth = critic(sample(made)).square().mean()"
+    assert (second.fix, second.code) == ("del_ref", "worth.backward(retain_graph=not cut)")
+
+
+def twice():
+    """Gradients of both passes are for one step of both models."""
+    generator, optimizer = job()
+    critic, _ = job()
+
+    def step(number):
+        made = generator(torch.randn(512, 64))
+        worth = critic(made).square().mean()
+        worth.backward(retain_graph=True)
+        loss = critic(made * 2).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        worth.item()
+
+    return step
+
+
+def test_where_the_gradients_of_both_passes_are_used_the_graph_is_to_be_let_go_of(tmp_path):
+    found, *_ = findings_of(twice, tmp_path / "run.json")
+    assert [one.fix for one in found.remedies][:2] == ["del_ref", "detach"]
+
+
+def test_a_pass_that_is_cut_off_frees_its_graph(tmp_path):
+    found = findings_of(lambda: players(cut=True), tmp_path / "run.json")
+    assert [one for one in found if one.rule == "retained-graph"] == []

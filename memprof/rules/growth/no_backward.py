@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memprof.reference_chain import THROUGH_GRAPH
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
 from memprof.rules.graph_lines import under_no_grad
@@ -41,14 +42,15 @@ class NoBackward(GrowthRule[NeedlessGraph]):
     def match(self, case: Case) -> NeedlessGraph | None:
         """A graph that stays, while no backward pass runs that the labels know of.
 
-        Where nothing is known to hold it, what stays must come from all over a model.
+        The holder says that a graph does, or what stays comes from all over a model: one module's
+        results may be kept by a loop of a framework that runs without gradients.
         """
         builds = case.graph and case.finding.kind is not Kind.CYCLE
         if (
             not builds
             or (case.backward and not _none_meanwhile(case))
             or case.site is None
-            or not (case.links or _is_of_modules(case))
+            or not (case.links & THROUGH_GRAPH or _is_of_modules(case))
         ):
             return None
         return NeedlessGraph(case.site)

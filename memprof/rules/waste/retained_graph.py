@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,7 +11,8 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.graph_lines import retaining
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.trace import EMPTY, Category, Frame, Phase
+from memprof.source_code.program import Place, bound_names, calls_in, loaded_names
+from memprof.trace import EMPTY, Action, Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Ints, Window
 
@@ -26,6 +28,8 @@ class Retained(Match):
 
     called_at: Frame | None = None
     """The user's line that ran the last of these passes; None where no stack of them has one."""
+    is_within_step: bool = False
+    """They stay through passes that follow in the same step."""
 
 
 class RetainedGraph(WasteRule[Retained]):
@@ -33,7 +37,7 @@ class RetainedGraph(WasteRule[Retained]):
 
     name = "retained-graph"
     summary = "activations outlive the backward pass that needed them"
-    fixes = ("no_retain_graph", "del_ref")
+    fixes = ("no_retain_graph", "del_ref", "detach")
     names_holders = True
 
     def matches(self, window: Window) -> Iterator[Retained]:
@@ -46,12 +50,16 @@ class RetainedGraph(WasteRule[Retained]):
         last = np.array([ends.get(int(s), -1) for s in window.made_in[activation]], dtype=np.int64)
         over = (last >= 0) & (lives.free[activation] > last)
         over &= _until_replaced(window, activation)
-        modules = window.module[activation]
-        if len(set(modules[over].tolist()) - {0}) < _LEAST_MODULES:
+        own = _own_backward(window, activation)
+        through = (own >= 0) & _stays_through_passes(window, activation, own)
+        rows, at = activation[over | through], np.where(through, own, last)[over | through]
+        modules = window.module[rows]
+        if len(set(modules.tolist()) - {0}) < _LEAST_MODULES:
             return
-        rows, at = activation[over], last[over]
+        sizes = lives.size[activation]
+        is_within = 2 * int(sizes[through].sum()) > int(sizes[over | through].sum())
         saving = window.replayed(window.ended_at(rows, at))
-        mask = np.zeros(len(lives), dtype=bool)
+        mask = np.zeros(len(window.lives), dtype=bool)
         mask[rows] = True
         yield Retained(
             row=window.main_site(mask),
@@ -59,10 +67,13 @@ class RetainedGraph(WasteRule[Retained]):
             nbytes=window.bytes_of(mask & window.at_peak) or saving.bytes,
             saving=saving,
             called_at=_called_at(window, np.unique(at)),
+            is_within_step=is_within,
         )
 
-    def title(self, match: Retained) -> str:  # noqa: ARG002 - every match reads the same
+    def title(self, match: Retained) -> str:
         """Say how long they stay."""
+        if match.is_within_step:
+            return "are activations that stay after their backward pass, beside the passes after it"
         return (
             "are activations that stay after the backward pass, until the next step replaces them"
         )
@@ -73,12 +84,123 @@ class RetainedGraph(WasteRule[Retained]):
         calling = case.place_at(frame.filename, frame.line) if frame is not None else None
         requests = list(retaining(case, *([calling] if calling is not None else [])))
         nbytes = format_bytes(match.nbytes)
+        if match.is_within_step and calling is not None:
+            within = (place for _, place in case.frames if place.scope is calling.scope)
+            for place in [*within][:1]:
+                yield from _advice_within(place, calling, nbytes)
         why = f"{nbytes} of activations outlive the backward pass, held by the loss or the output."
         dropped = Advice("del_ref", why, case.site)
         # Where a loop goes through the graph again, it is to be dropped, not to be freed.
         yield from (
             [*requests, dropped] if any(one.patch for one in requests) else [dropped, *requests]
         )
+
+
+def _own_backward(window: Window, rows: Ints) -> Ints:
+    """The last event of the first backward pass after each was made, if that went to its module.
+
+    -1 where it went elsewhere, or none followed. One pass ends where a forward pass begins.
+    """
+    events = window.trace.events
+    allocs = np.flatnonzero(events.action == Action.ALLOC)
+    phases = window.phase_of_event[allocs]
+    computing = allocs[(phases == Phase.BACKWARD) | (phases == Phase.FORWARD)]
+    is_backward = (window.phase_of_event[computing] == Phase.BACKWARD).astype(np.int8)
+    change = np.diff(np.concatenate([[0], is_backward, [0]]))
+    first, last = (
+        computing[np.flatnonzero(change == 1)],
+        computing[np.flatnonzero(change == -1) - 1],
+    )
+    ends = np.full(len(rows), -1, dtype=np.int64)
+    if not len(first):
+        return ends
+    at = np.searchsorted(first, window.lives.alloc[rows])
+    lives, module = window.lives, window.module
+    by_backward = np.flatnonzero(
+        (window.phase == Phase.BACKWARD) & (module > 0) & (lives.alloc >= 0)
+    )
+    number = np.searchsorted(first, lives.alloc[by_backward], side="right") - 1
+    names = max(int(module.max()), 1) + 1
+    visited = np.unique(number * names + module[by_backward])
+    is_visited = (at < len(first)) & np.isin(at * names + module[rows], visited)
+    ends[is_visited] = last[at[is_visited]]
+    return ends
+
+
+def _stays_through_passes(window: Window, rows: Ints, own: Ints) -> Bools:
+    """Whether each is there when a forward pass follows ``own``, and no backward pass frees it."""
+    allocs = np.flatnonzero(window.trace.events.action == Action.ALLOC)
+    forward = allocs[window.phase_of_event[allocs] == Phase.FORWARD]
+    following = np.append(forward, window.events)[np.searchsorted(forward, own, side="right")]
+    free = window.lives.free[rows]
+    freed_by = np.append(window.phase_of_event, Phase.UNKNOWN)[free]
+    same_step = window.step_of_event[np.minimum(following, window.events - 1)]
+    stays = (free > following) & (free < window.events) & (freed_by != Phase.BACKWARD)
+    through: Bools = stays & (same_step == window.made_in[rows])
+    return through
+
+
+def _advice_within(site: Place, calling: Place, nbytes: str) -> Iterator[Advice]:
+    """Detach what a later pass goes through as well, and let go of what holds the graph.
+
+    The first only where gradients that such a pass adds are cleared before the last one.
+    """
+    shared = sorted(loaded_names(site.statement) & _read_below(calling) & _computed_above(site))
+    line = calling.statement.lineno
+    detach = [
+        Advice(
+            "detach",
+            f"{nbytes} of activations stay after the backward pass of line {line}, which keeps "
+            f"them as `{name}` is gone through again later: hand over `{name}.detach()` here where "
+            "this pass need not reach what made it, and drop `retain_graph=True`.",
+            site,
+            typed=f"{name}.detach()",
+        )
+        for name in shared[:1]
+    ]
+    names = [one.id for one in bound_names(site.statement) if isinstance(one, ast.Name)]
+    let_go = [
+        Advice(
+            "del_ref",
+            f"`{name}` keeps {nbytes} of activations after the backward pass of line {line}: take "
+            f"its number there (`{name} = {name}.item()`), or `del {name}`.",
+            calling,
+        )
+        for name in names[:1]
+    ]
+    yield from [*detach, *let_go] if _clears_later(calling) else [*let_go, *detach]
+
+
+def _read_below(calling: Place) -> set[str]:
+    """Names that statements below the one of a backward pass hand to a call."""
+    end = calling.statement.end_lineno or calling.statement.lineno
+    return {
+        name
+        for call in calls_in(calling.scope)
+        if call.lineno > end
+        for argument in call.args
+        for name in loaded_names(argument)
+    }
+
+
+def _computed_above(site: Place) -> set[str]:
+    """Names that the function binds to the result of a call, above a statement."""
+    return {
+        target.id
+        for node in ast.walk(site.scope)
+        if isinstance(node, ast.Assign) and node.lineno < site.statement.lineno
+        if isinstance(node.value, ast.Call)
+        for target in bound_names(node)
+        if isinstance(target, ast.Name)
+    }
+
+
+def _clears_later(calling: Place) -> bool:
+    """Whether gradients are cleared between the backward pass and the function's last one."""
+    line = calling.statement.lineno
+    last = max((call.lineno for call in calls_in(calling.scope, "backward")), default=line)
+    cleared = (call.lineno for call in calls_in(calling.scope, "zero_grad"))
+    return any(line < at < last for at in cleared)
 
 
 def _until_replaced(window: Window, rows: Ints) -> Bools:

@@ -20,7 +20,9 @@ from memprof.views.window import Ints, Window
 __all__ = ["RULE"]
 
 _LEAST_SHARE = 0.1
-"""Of the peak, with all tensors of the variable."""
+"""Of the peak, with all tensors of the variable, …"""
+_LEAST_OF_STEP = 0.2
+"""… or where the same step made them: few functions let go of each value once they have read it."""
 _MOST_STACKS = 50
 """Stacks of the largest tensors in which a variable is looked for."""
 _OF_GRAPHS = (Category.ACTIVATION, Category.GRADIENT)
@@ -187,7 +189,8 @@ def _match(window: Window, variable: _Variable, rows: Ints) -> UnreadValue | Non
     ends = _ends_of_graphs(window, made, _first_events_beyond(window, variable, made))
     rows = np.intersect1d(rows, every[ends < window.peak.event])
     nbytes = int(lives.size[rows].sum())
-    if window.share(nbytes) < _LEAST_SHARE:
+    of_step = (window.made_in[rows] == window.step_of_event[window.peak.event]).all()
+    if window.share(nbytes) < (_LEAST_OF_STEP if of_step else _LEAST_SHARE):
         return None
     mask = np.zeros(len(lives), dtype=bool)
     mask[rows] = True

@@ -1,0 +1,111 @@
+"""kept-one-hot: a one-hot table of a whole data set is kept, of which each step reads a part."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import numpy as np
+
+from memprof.rules.case import Case
+from memprof.rules.large_tensor import made_by_its_statement
+from memprof.rules.lifespan import outlive_steps
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.program import Place, bound_names, called_name, calls_in, place_of
+from memprof.source_code.scopes import nodes_around, reads_of
+from memprof.units import format_bytes
+from memprof.views.window import Window
+
+__all__ = ["RULE"]
+
+_LEAST_SHARE = 0.1
+"""Of the peak."""
+_MAKER = "one_hot"
+_DATA_SETS = frozenset(("TensorDataset", "len"))
+"""Calls that take a table and read its rows later, or nothing of it but how many there are."""
+_OF_SHAPE = frozenset(("device", "dtype", "ndim", "shape", "size"))
+
+
+class KeptOneHot(WasteRule[Match]):
+    """`self.inputs = F.one_hot(text, characters).float()`, sliced for each batch."""
+
+    name = "kept-one-hot"
+    summary = "a one-hot table of a whole data set is kept"
+    fixes = ("class_indices",)
+
+    def matches(self, window: Window) -> Iterator[Match]:
+        """Tables that stay over the steps, and of which every read takes a part."""
+        lives = window.lives
+        near_peak = np.isin(window.site, np.unique(window.site[window.at_peak]))
+        mask = ~window.has_owner & near_peak & window.stays & outlive_steps(window)
+        total = np.bincount(window.site[mask], weights=lives.size[mask])
+        for site in np.argsort(-total, kind="stable").tolist():
+            if window.share(float(total[site])) < _LEAST_SHARE:
+                return
+            place = place_of(window.owners.sites.frames[site])
+            of_site = mask & (window.site == site)
+            row = window.largest(of_site)
+            if place is None or not made_by_its_statement(window, row) or not _is_kept(place):
+                continue
+            # The table of int64 that it is converted from is made on the way.
+            every = (window.site == site) & ~window.has_owner
+            yield Match(
+                row=row,
+                rows=np.flatnonzero(of_site),
+                nbytes=window.bytes_of(of_site),
+                saving=window.replayed(window.whole(np.flatnonzero(every))),
+            )
+            return
+
+    def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same
+        """Say what is kept."""
+        return "are a one-hot table of all the data, of which a part is read at a time"
+
+    def advice(self, match: Match, case: Case) -> Iterator[Advice]:
+        """Keep the indices, and encode each batch."""
+        yield Advice(
+            "class_indices",
+            f"{format_bytes(match.nbytes)} of zeros and ones are kept for all of the data: keep "
+            "the indices, and call `F.one_hot` on those of each batch, or let `nn.Embedding` take "
+            "them.",
+            case.site,
+        )
+
+
+def _is_kept(place: Place) -> bool:
+    """Whether a statement binds a one-hot table to a name of which only parts are read."""
+    statement = place.statement
+    targets = bound_names(statement)
+    if not isinstance(statement, ast.Assign) or len(targets) != 1:
+        return False
+    if not calls_in(statement.value, _MAKER):
+        return False
+    target = targets[0]
+    if isinstance(target, ast.Name):
+        reads = list(reads_of(place.scope, target.id))
+        return bool(reads) and all(_is_of_part(node, around[-1]) for node, around in reads)
+    if not isinstance(target, ast.Attribute) or place.class_ is None:
+        return False
+    text = ast.unparse(target)
+    loads = [
+        node
+        for node in ast.walk(place.class_)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Load)
+        and ast.unparse(node) == text
+    ]
+    return bool(loads) and all(
+        _is_of_part(one, nodes_around(place.class_, one)[-1]) for one in loads
+    )
+
+
+def _is_of_part(value: ast.expr, parent: ast.AST) -> bool:
+    """Whether the expression around a value takes a part of it, hands it on or asks its size."""
+    if isinstance(parent, ast.Attribute):
+        return parent.attr in _OF_SHAPE
+    if isinstance(parent, ast.Call):
+        return called_name(parent) in _DATA_SETS
+    return isinstance(parent, ast.Subscript) and parent.value is value
+
+
+RULE = KeptOneHot()
