@@ -1,8 +1,9 @@
-"""Generators that a running loop goes through: only the interpreter's own stack refers to them."""
+"""What a running loop goes through: only the interpreter's own stack refers to it."""
 
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -11,25 +12,28 @@ from memprof.referrers.introspection import type_mro
 from memprof.referrers.roots import Root
 from memprof.sources.user_files import is_user_file
 
-__all__ = ["iterated_roots"]
+__all__ = ["KEEPING", "iterated_roots"]
+
+KEEPING: tuple[type, ...] = (itertools.cycle, type(itertools.tee(())[0]))
+"""Iterators that keep what they have passed on."""
 
 _MOST = 4
-"""Generators that are looked at: each takes a pass or two over all objects."""
+"""Iterators that are looked at: each takes a pass or two over all objects."""
 _MOST_AROUND = 4
 """Iterators around one another, with a tuple of them in ``zip``."""
 
 
 def iterated_roots(
-    generators: Sequence[types.GeneratorType[object, object, object]],
+    iterators: Sequence[object],
     is_late: Callable[[], bool] = lambda: False,
 ) -> list[Root]:
-    """Those of the user's generators, to which no name leads, that something runs through.
+    """Those of the user's generators and of `KEEPING`, to which no name leads, that a loop runs on.
 
     ``for batch in batches():`` has no variable for the generator. Whoever has a reference that no
     object accounts for is the interpreter, which runs a loop over it. Where ``is_late`` says that
     there is no more time, the rest is not looked at.
     """
-    own = [one for one in generators if is_user_file(one.gi_code.co_filename) and _waits(one)]
+    own = [one for one in iterators if issubclass(type(one), KEEPING) or _is_of_user(one)]
     del own[_MOST:]
     # by their places: a variable of this loop would be a reference that no object accounts for
     rows = [
@@ -37,15 +41,23 @@ def iterated_roots(
         for at in range(len(own))
         if not is_late() and _is_on_a_stack(own[at : at + 1], _MOST_AROUND)
     ]
-    return [
-        Root("iterated", one.gi_code.co_name, [""], [one], one.gi_code.co_filename)
-        for one in (own[at] for at in rows)
-    ]
+    return [_root(own[at]) for at in rows]
 
 
-def _waits(one: types.GeneratorType[object, object, object]) -> bool:
-    """Whether it has begun, is not over, and does not run: else its variables are a frame's."""
-    return not one.gi_running and one.gi_frame is not None
+def _root(one: object) -> Root:
+    if type(one) is types.GeneratorType:
+        return Root("iterated", one.gi_code.co_name, [""], [one], one.gi_code.co_filename)
+    return Root("iterated", type(one).__name__, [""], [one])
+
+
+def _is_of_user(one: object) -> bool:
+    """Whether it is a generator of the user's that waits: begun, not over, and not running.
+
+    While it runs its variables are a frame's.
+    """
+    if type(one) is not types.GeneratorType or one.gi_running or one.gi_frame is None:
+        return False
+    return is_user_file(one.gi_code.co_filename)
 
 
 def _is_iterator(kind: type) -> bool:

@@ -28,7 +28,7 @@ from memprof.referrers.heap import (
     Level,
     places_among,
 )
-from memprof.referrers.iterated import iterated_roots
+from memprof.referrers.iterated import KEEPING, iterated_roots
 from memprof.referrers.numpy_arrays import kept_by_arrays
 from memprof.referrers.roots import Root, frame_roots, is_own_module, module_roots
 from memprof.referrers.targets import Targets
@@ -156,7 +156,7 @@ class Search:
             self._near_names = _NEAR_NAMES
             self._sweep_roots(group)
         if not (self.deadline.check() or self._all_explained()):
-            self._sweep_roots(iterated_roots(self._unnamed_generators(), self.deadline.check))
+            self._sweep_roots(iterated_roots(self._unnamed_iterators(), self.deadline.check))
         self.deadline.names_followed = not self.deadline.passed
         self._stops_early = self.in_passing and len(self.heap.objects) > _MANY_OBJECTS
         if self._stops_early and self._all_explained():
@@ -186,7 +186,7 @@ class Search:
 
     def _find_tensors(self) -> None:
         by_role = self._by_role(self.heap.objects)
-        own, tensors, nodes, optimizers, storages, self._generators = by_role
+        own, tensors, nodes, optimizers, storages, self._iterators = by_role
         self.heap.forget(own)
         self.tensors = [one for one in tensors if not is_symbolic(one)]  # type: ignore[arg-type, misc]
         self.heap.mark([*tensors, *nodes], SPECIAL)
@@ -216,11 +216,11 @@ class Search:
         self.root_of.update((id(root.values), root) for root in roots)
         self._sweep([root.values for root in roots])
 
-    def _unnamed_generators(self) -> list[types.GeneratorType[object, object, object]]:
-        """Generators to which no name of the program leads."""
-        generators, self._generators = self._generators, []
-        rows = self.heap.unvisited_among(generators).tolist()
-        return [generators[row] for row in rows]
+    def _unnamed_iterators(self) -> list[object]:
+        """Generators, and iterators that keep what they pass on, to which no name leads."""
+        iterators, self._iterators = self._iterators, []
+        rows = self.heap.unvisited_among(iterators).tolist()
+        return [iterators[row] for row in rows]
 
     def _keep_explained(self) -> None:
         """Drop what is known of targets that something not looked at may hold.
@@ -468,7 +468,7 @@ def _types_by_role() -> tuple[list[type], ...]:
         (torch._C._FunctionBase, *bare_nodes),
         (torch.optim.Optimizer,),
         (torch.UntypedStorage,),
-        (types.GeneratorType,),
+        (types.GeneratorType, *KEEPING),
     ):
         kinds = {id(kind): kind for root in roots for kind in (root, *_derived_from(root))}
         types_of.append([kind for at, kind in kinds.items() if at not in taken])

@@ -24,6 +24,7 @@ from memprof.referrers.find_holders import best_holders, keys_of, root_links, us
 from memprof.referrers.gc_objects import live_tensors, objects_at
 from memprof.referrers.heap import CHUNK, Deadline
 from memprof.referrers.links import Naming
+from memprof.referrers.iterated import KEEPING
 from memprof.referrers.merge_links import tidy
 from memprof.referrers.rank_chains import score
 from memprof.referrers.roots import Root, frame_roots, is_own, module_root
@@ -91,6 +92,9 @@ class UpwardSearch:
         """Ids of what refers to an object."""
         self._roots: dict[int, str] = {}
         """The module that has an object among its variables; empty for a running function."""
+        self._keeping: set[int] = set()
+        """Ids of iterators that keep what they have passed on: a loop may run through them, which
+        has no variable for them."""
         self._waiting: list[int] = []
         self._old_keys: set[int] = set()
         """Ids of what waits or has waited."""
@@ -170,6 +174,8 @@ class UpwardSearch:
                 above = self._above[one]
                 if len(above) < _MOST_ABOVE and id(owner) not in above:
                     above.append(id(owner))
+            if issubclass(type(owner), KEEPING):
+                self._keeping.add(id(owner))
             if id(owner) not in self._old_keys:
                 self._old_keys.add(id(owner))
                 waiting.append(owner)
@@ -180,22 +186,25 @@ class UpwardSearch:
     def _is_explained(self) -> bool:
         """Whether each target has a better holder than being a function's variable."""
         keys = set(self._key.values())
-        explained = {
-            key
-            for key in keys
-            if any(len(way) > 1 or self._roots[way[0]] for way in self._ways(key))
-        }
+        explained = {key for key in keys if any(self._is_lasting(way) for way in self._ways(key))}
         return explained == keys
+
+    def _is_lasting(self, way: list[int]) -> bool:
+        """Whether it begins with a name, and with more than a running function's variable."""
+        return way[0] in self._roots and (len(way) > 1 or bool(self._roots[way[0]]))
 
     def _ways(self, key: int) -> Iterator[list[int]]:
         """Ids from an object that has a name down to a tensor, the shortest first."""
         down: dict[int, int] = {}
         level = [at for at, one in self._key.items() if one == key]
         visited = set(level)
+        below_loops: list[list[int]] = []
         while level:
             for at in level:
                 if at in self._roots:
                     yield _way(at, down)
+                elif at in self._keeping:
+                    below_loops.append(_way(at, down))
             above = [(up, at) for at in level for up in self._above.get(at, ())]
             level = []
             for up, at in above:
@@ -203,6 +212,7 @@ class UpwardSearch:
                     visited.add(up)
                     down[up] = at
                     level.append(up)
+        yield from below_loops
 
     def _answer(self, moment: _Moment) -> None:
         naming, files = Naming(), user_files()
@@ -243,6 +253,9 @@ class UpwardSearch:
         return (root, run) if is_there else None
 
     def _root(self, at: int, moment: _Moment) -> Root | None:
+        if at not in self._roots:
+            kept = [one for one in objects_at([at]) if issubclass(type(one), KEEPING)]
+            return Root("iterated", type(kept[0]).__name__, [""], kept) if kept else None
         name = self._roots[at]
         if not name:
             return moment.frames.get(at)

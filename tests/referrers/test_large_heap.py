@@ -243,11 +243,12 @@ class Assistant:
 
 def test_what_is_made_anew_and_larger_is_searched_for_while_the_job_runs(tmp_path, monkeypatch):
     """None of it survives its step, and at the end its name is gone."""
-    monkeypatch.setattr(Survivors, "last_look", lambda *_: [])
+    monkeypatch.setattr(Survivors, "last_look", lambda *_, **_how: [])
     assistant = Assistant()
     run = record(lambda _: assistant.answer(), tmp_path / "run.json", 50)
     found = growing(run)
-    assert [one.step for one in found] == [23, 47]  # the fourth look; with twice the bytes
+    # Three steps after the first look; then at looks, with twice the bytes.
+    assert [one.step for one in found] == [10, 23, 47]
     assert {one.details["reason"] for one in found} == {"resident"}
     for one in found:
         assert "`assistant.memory`" in one.holders[0].description.replace("['prompt']", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import gc
+import itertools
 import inspect
 import logging
 import sys
@@ -356,6 +357,21 @@ def test_a_generator_that_a_loop_goes_through_is_told_without_a_name_of_its_own(
         chains = [one.links for one in holders(tensor_of(1237))]
         named = [[(link.kind, link.name) for link in links] for links in chains]
         assert named == [[("generator", "ready"), ("item", "0")]]
+
+
+@pytest.mark.parametrize(
+    "around", [iter, enumerate, lambda batches: zip(range(9), batches, strict=False)]
+)
+def test_what_a_cycle_keeps_that_a_loop_goes_through_is_told(
+    around: Callable[[Iterator[torch.Tensor]], Iterable[object]],
+) -> None:
+    """``for batch in cycle(loader)``: no name leads to the iterator, or to what is around it."""
+    for number, _ in enumerate(around(itertools.cycle(torch.ones(1241 + n) for n in range(9)))):
+        if number == 3:
+            chains = [one.links for one in holders(tensor_of(1242))]
+            named = [[(link.kind, link.name) for link in links] for links in chains]
+            assert named == [[("iterator", "itertools.cycle"), ("item", "1")]]
+            return
 
 
 def test_a_metaclass_of_what_is_put_around_a_generator_is_not_asked() -> None:

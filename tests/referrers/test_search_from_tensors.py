@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 
 import pytest
@@ -66,6 +67,21 @@ def test_holders_are_those_of_a_search_of_the_whole_heap(held, limit_s):
     assert "CACHE['step']" in found[2][0]
     assert (times > 3) == (limit_s == 0.0)
     assert closing
+
+
+@pytest.mark.parametrize("limit_s", [0.0, 60.0])
+def test_an_iterator_that_a_loop_goes_through_holds_what_it_keeps(limit_s):
+    """No name leads to it: the interpreter's own stack has it."""
+    for number, part in enumerate(itertools.cycle(torch.ones(8 + n) for n in range(9))):
+        if not number:
+            key = part.untyped_storage()._cdata
+        if number == 3:
+            ((first,),), _ = climbed([key], limit_s)
+            assert (
+                first
+                == "list (4 items), kept by itertools.cycle, which keeps what it has passed on"
+            )
+            return
 
 
 def test_between_two_passes_nothing_is_kept():
