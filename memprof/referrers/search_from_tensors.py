@@ -23,8 +23,8 @@ from memprof.reference_chain import Link, LinkKind, Unowned
 from memprof.referrers.find_holders import best_holders, keys_of, root_links, user_files, view_link
 from memprof.referrers.gc_objects import live_tensors, objects_at
 from memprof.referrers.heap import CHUNK, Deadline
-from memprof.referrers.links import Naming
 from memprof.referrers.iterated import KEEPING
+from memprof.referrers.links import Naming
 from memprof.referrers.merge_links import tidy
 from memprof.referrers.rank_chains import score
 from memprof.referrers.roots import Root, frame_roots, is_own, module_root

@@ -139,20 +139,36 @@ def graph_for_nothing(window: Window, modules: set[int], training_modules: set[i
     if len(rows) and (window.lives.alloc[rows] < begins).all():
         return OwnGraph(rows, line_of_its_own(window, rows, training_modules))
     called_at = _line_of_data(window, rows, training_modules) if len(rows) else None
-    return OwnGraph(rows if called_at is not None else rows[:0], called_at)
+    return OwnGraph(rows, called_at) if called_at is not None else _pass_of_data(window, rows)
+
+
+def _pass_of_data(window: Window, rows: Ints) -> OwnGraph:
+    """Of several passes through the same modules those that one line calls with data alone."""
+    stacks = {int(one): window.trace.stack(int(one)) for one in np.unique(window.lives.stack[rows])}
+    called: dict[Frame, list[int]] = {}
+    for stack, frames in stacks.items():
+        for frame in dict.fromkeys(window.user_frames(frames)):
+            called.setdefault(frame, []).append(stack)
+    for frame, of_frame in called.items():
+        frames = stacks[of_frame[0]]
+        outer = frames[frames.index(frame) :]
+        if len(of_frame) == len(stacks) or any(
+            outer != stacks[one][-len(outer) :] for one in of_frame
+        ):
+            continue
+        if is_given_data(window.programs, outer):
+            return OwnGraph(rows[np.isin(window.lives.stack[rows], of_frame)], frame)
+    return OwnGraph(rows[:0], None)
 
 
 def _line_of_data(window: Window, rows: Ints, training_modules: set[int]) -> Frame | None:
     """The line of their own at which their modules are called with data, and nothing else."""
-    stack = window.stack(int(rows[0]))
-    return next(
-        (
-            frame
-            for frame in _lines_of_their_own(window, rows, training_modules)
-            if is_given_data(window.programs, stack[stack.index(frame) :])
-        ),
-        None,
-    )
+    stacks = [window.trace.stack(int(one)) for one in np.unique(window.lives.stack[rows])]
+    for frame in _lines_of_their_own(window, rows, training_modules):
+        ways = {stack[stack.index(frame) :] for stack in stacks if frame in stack}
+        if all(is_given_data(window.programs, way) for way in ways):
+            return frame
+    return None
 
 
 def _first_of(window: Window, paths: set[str]) -> dict[int, int]:

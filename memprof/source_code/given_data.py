@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+import builtins
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.source_code.program import Place, Program, calls_in, place_of
-from memprof.source_code.scopes import parameters
+from memprof.source_code.program import (
+    Place,
+    Program,
+    bound_names,
+    called_name,
+    calls_in,
+    place_of,
+)
+from memprof.source_code.scopes import parameters, qualified_name
 from memprof.source_code.values import asks_for_gradients, has_no_graph, values_of
 from memprof.trace import Frame
 
 __all__ = ["is_given_data"]
+
+_DEEPEST = 40
+"""Expressions and functions within one another that are followed."""
+_STATELESS = ("builtins.", "math.", "numpy.", "random.", "torch.")
+_OPERATIONS = (
+    *(ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Subscript, ast.Slice),
+    *(ast.Tuple, ast.List, ast.Constant),
+)
 
 
 def is_given_data(programs: Sequence[Program], stack: Sequence[Frame]) -> bool:
     """True if nothing that the innermost statement of a stack hands to its one call has a graph.
 
     ``stack`` is innermost first. A parameter is followed to the call around it: of a module's
-    ``forward`` to the call of the module. False where that cannot be told from the source.
+    ``forward`` to the call of the module. A variable is followed to what it is computed from, also
+    by functions of the program. False where that cannot be told from the source.
     """
     if not stack or asks_for_gradients(programs):
         return False
@@ -31,7 +49,7 @@ def is_given_data(programs: Sequence[Program], stack: Sequence[Frame]) -> bool:
 
 
 def _is_data(place: Place, value: ast.expr, callers: Sequence[Frame]) -> bool:
-    if has_no_graph(place, value):
+    if _comes_of_data(place, value):
         return True
     if not isinstance(value, ast.Name) or place.function is None:
         return False
@@ -41,7 +59,7 @@ def _is_data(place: Place, value: ast.expr, callers: Sequence[Frame]) -> bool:
         if frame_kind(frame.filename) is FrameKind.TORCH:
             continue  # a module's call hands on what it is given
         caller = _place(frame)
-        call = _only_call(caller)
+        call = _call_of(caller, place)
         argument = _argument(call, place, value.id) if call is not None else None
         return (
             caller is not None
@@ -49,6 +67,104 @@ def _is_data(place: Place, value: ast.expr, callers: Sequence[Frame]) -> bool:
             and _is_data(caller, argument, callers[at + 1 :])
         )
     return False
+
+
+def _comes_of_data(
+    place: Place, value: ast.AST, *, of_parameters: bool = False, depth: int = 0
+) -> bool:
+    """Whether a value is computed of new tensors and numbers, by functions without any state.
+
+    ``of_parameters``: those of the function around are data, too.
+    """
+    if isinstance(value, ast.expr) and has_no_graph(place, value):
+        return True
+    if depth > _DEEPEST:
+        return False
+    below = partial(_comes_of_data, place, of_parameters=of_parameters, depth=depth + 1)
+    if isinstance(value, ast.Name):
+        bound = list(values_of(place, value.id))
+        if not bound:
+            return _is_constant(place, value.id, depth)
+        if bound == [None] and value.id in parameters(place.scope):
+            return of_parameters
+        return bool(bound) and all(one is not None and below(one) for one in bound)
+    if isinstance(value, ast.Call):
+        given = [*value.args, *(one.value for one in value.keywords)]
+        return all(map(below, given)) and _keeps_to_its_arguments(place, value, below, depth)
+    if isinstance(value, ast.Attribute):
+        return below(value.value)
+    return isinstance(value, _OPERATIONS) and all(
+        below(child) for child in ast.iter_child_nodes(value) if isinstance(child, ast.expr)
+    )
+
+
+def _keeps_to_its_arguments(
+    place: Place, call: ast.Call, is_data: Callable[[ast.AST], bool], depth: int
+) -> bool:
+    """Whether a call computes its result of its arguments alone, if these are data."""
+    name = qualified_name(place, call.func)
+    if name:
+        return name.startswith(_STATELESS) and not (
+            name.startswith("torch.nn.") and not name.startswith("torch.nn.functional.")
+        )
+    if isinstance(call.func, ast.Attribute):
+        return is_data(call.func.value)
+    own = place.program.functions(called_name(call)) if isinstance(call.func, ast.Name) else []
+    if not own:
+        return isinstance(call.func, ast.Name) and hasattr(builtins, call.func.id)
+    returns = [
+        node for node in ast.walk(own[0]) if isinstance(node, ast.Return) and node.value is not None
+    ]
+    places = [(place.program.place(node), node.value) for node in returns]
+    return (
+        len(own) == 1
+        and bool(places)
+        and all(
+            at is not None
+            and value is not None
+            and _comes_of_data(at, value, of_parameters=True, depth=depth + 1)
+            for at, value in places
+        )
+    )
+
+
+def _is_constant(place: Place, name: str, depth: int) -> bool:
+    """Whether the file itself binds a name, to numbers and what is computed of them."""
+    bindings = [
+        node
+        for node in place.program.tree.body
+        if any(isinstance(one, ast.Name) and one.id == name for one in bound_names(node))
+    ]
+    return bool(bindings) and all(
+        isinstance(node, ast.Assign)
+        and (at := place.program.place(node)) is not None
+        and _comes_of_data(at, node.value, depth=depth + 1)
+        for node in bindings
+    )
+
+
+def _call_of(caller: Place | None, callee: Place) -> ast.Call | None:
+    """The one call of a statement that may have run a function: none of a library's."""
+    if caller is None or callee.function is None:
+        return None
+    if not isinstance(caller.statement, (ast.Assign, ast.AugAssign, ast.Expr, ast.Return)):
+        return None
+    is_module = callee.function.name == "forward"
+    calls = [
+        call
+        for call in calls_in(caller.statement)
+        if (is_module and _may_be_module(caller, call)) or called_name(call) == callee.function.name
+    ]
+    return calls[0] if len(calls) == 1 else None
+
+
+def _may_be_module(place: Place, call: ast.Call) -> bool:
+    """Whether what is called may be an object of the program's, by its name."""
+    if qualified_name(place, call.func) or place.program.functions(called_name(call)):
+        return False
+    return isinstance(call.func, (ast.Attribute, ast.Subscript)) or (
+        isinstance(call.func, ast.Name) and not hasattr(builtins, call.func.id)
+    )
 
 
 def _place(frame: Frame) -> Place | None:

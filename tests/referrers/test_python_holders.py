@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 import functools
 import gc
-import itertools
 import inspect
+import itertools
 import logging
 import sys
 import threading

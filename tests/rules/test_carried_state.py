@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+import memprof
 from memprof.reference_chain import Link, LinkKind
 from memprof.rules.finding import Kind
+from memprof.rules.ranked_findings import findings
 from tests.rules.bench import Bench
 from tests.rules.recorded import findings_of
 
@@ -174,3 +176,51 @@ def test_what_is_made_longer_by_detached_parts_carries_no_graph(tmp_path):
     assert (found.rule, found.remedies[0].fix) == ("grown-by-concatenation", "right_size")
     assert found.remedies[0].code == "self.bank = torch.cat([self.bank, codes.detach()])"
     assert found.remedies[0].typed == f"{found.remedies[0].code}[-16:]"
+
+
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(64))
+        self.register_buffer("mean", torch.zeros(64))
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.pow(2).mean(0)
+        return x * self.scale, self.scale.log().sum()
+
+
+class Flow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Norm() for _ in range(4))
+
+    def log_prob(self, x):
+        total = 0.0
+        for layer in self.layers:
+            x, logdet = layer(x)
+            total = total + logdet
+        return total - x.pow(2).mean()
+
+
+def normalizes():
+    flow = Flow()
+    optimizer = torch.optim.Adam(flow.parameters(), 0.01)
+
+    def train(steps):
+        for _ in range(steps):
+            loss = -flow.log_prob(torch.randn(256, 64))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            memprof.step()
+
+    return train
+
+
+def test_a_loop_through_layers_within_a_step_carries_nothing_to_the_next(tmp_path):
+    """What does is the mean, which each step makes of the last one's with its graph."""
+    with memprof.track(tmp_path / "run.json", sources=["cpu"], allowance_s=60):
+        normalizes()(16)
+    first = findings(memprof.load(tmp_path / "run.json"))[0].remedies[0]
+    assert (first.rule, first.fix) == ("assigned-history", "detach")
+    assert first.code == "self.mean = 0.9 * self.mean + 0.1 * x.pow(2).mean(0)"

@@ -210,3 +210,44 @@ def test_a_graph_that_something_trained_learns_through_is_needed(tmp_path):
     ]
     assert [one.match.graph for one in found] == [0]
     assert found[0].remedies[0].fix == "freeze_params"
+
+
+class Compared(nn.Module):
+    """A loss that runs what it compares by twice: on the batch, and on what is made."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(*(Net() for _ in range(4)))
+
+    def forward(self, made, batch):
+        wanted = self.features(batch)
+        reached = self.features(made)
+        return (wanted - reached).abs().mean()
+
+
+def pictures(count):
+    return (torch.randn(count, 192) * 0.5).clamp(0, 1)
+
+
+def compares():
+    student, loss_of = nn.Linear(192, 192), Compared()
+    optimizer = torch.optim.Adam(student.parameters(), 0.1)
+
+    def step(number):
+        batch = pictures(512)
+        made = student(batch)
+        loss = nn.functional.l1_loss(made, batch) + 0.1 * loss_of(made, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def test_of_two_passes_the_one_that_is_given_data_needs_no_graph(tmp_path):
+    found, *_ = findings_of(compares, tmp_path / "run.json")
+    assert (found.rule, found.minor) == ("unused-gradients", False)
+    of_pass = 12 * 512 * 192 * 4
+    assert of_pass - 2 * 512 * 192 * 4 <= found.match.graph <= of_pass
+    remedy, *_ = found.remedies
+    assert (remedy.fix, remedy.code) == ("no_grad", "wanted = self.features(batch)")

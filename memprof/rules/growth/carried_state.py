@@ -19,6 +19,8 @@ from memprof.source_code.verbs import JOINING
 
 __all__ = ["RULE"]
 
+_OF_STEPS = ("backward", "step")
+"""Methods that a loop over the steps calls, once in each."""
 _CUTTING = frozenset({"detach", "item", "tolist", "numpy"})
 """Methods whose result has no graph."""
 
@@ -57,7 +59,7 @@ class CarriedState(GrowthRule[StateUpdate]):
             for p in near
             for name, reads in read_by_itself(p)
             if _outlives_call(p, name) and not _joins_what_is_cut_off(p, name)
-            if not _is_of_other_function(p, name, case)
+            if not (_is_of_other_function(p, name, case) or _is_within_step(p, name, case))
         )
         return next(states, None) or _by_other_names(near) or _of_any_loop(case)
 
@@ -80,6 +82,29 @@ def _is_of_other_function(place: Place, name: str, case: Case) -> bool:
     in_forward = place.function is not None and place.function.name == "forward"
     return (
         "." not in name and in_forward and bool(functions) and id(place.function) not in functions
+    )
+
+
+def _is_within_step(place: Place, name: str, case: Case) -> bool:
+    """Whether the loop that makes a variable from itself runs anew in each step of another loop.
+
+    ``for layer in self.layers: x = layer(x)`` of a function that the training loop calls.
+    """
+    if "." in name or place.loop is None or calls_in(place.loop, *_OF_STEPS):
+        return False
+    around = [one for _, one in case.frames]
+    outer = [at for at, one in enumerate(around) if one.scope is place.scope]
+    return any(
+        one.loop is not None and one.loop is not place.loop and any(calls_in(one.loop, *_OF_STEPS))
+        for one in around[outer[-1] + 1 if outer else len(around) :]
+    ) and not _is_returned(place, name)
+
+
+def _is_returned(place: Place, name: str) -> bool:
+    function = place.function
+    return function is not None and any(
+        isinstance(node, (ast.Return, ast.Yield)) and name in _parts(node.value)
+        for node in ast.walk(function)
     )
 
 
@@ -175,12 +200,10 @@ def _outlives_call(place: Place, name: str) -> bool:
         return True
     if place.loop is not None and not (function.name == "forward" and place.class_ is not None):
         return True
-    for node in ast.walk(function):
-        if isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names:
-            return True
-        if isinstance(node, (ast.Return, ast.Yield)) and name in _parts(node.value):
-            return True
-    return False
+    return _is_returned(place, name) or any(
+        isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names
+        for node in ast.walk(function)
+    )
 
 
 def _parts(value: ast.expr | None) -> Iterator[str]:
