@@ -315,12 +315,24 @@ def _items(owner: object) -> Iterator[tuple[object, LinkKind, object]]:
         return
     for base in SEQUENCES:
         if issubclass(kind, base):
-            for position, value in enumerate(list(base.__iter__(owner))):  # type: ignore[arg-type]
+            for position, value in enumerate(_in_order(owner, base)):
                 yield value, LinkKind.ITEM, position
     for other in SETS:
         if issubclass(kind, other):
             for value in list(other.__iter__(owner)):  # type: ignore[arg-type]
                 yield value, LinkKind.ITEM, "element"
+
+
+def _in_order(owner: object, base: type) -> list[object]:
+    """The items of a sequence, by what its class inherits from ``base``.
+
+    A tuple or list that C is filling just now has places without an item: ``tuple(parts())`` while
+    `parts` runs. Whoever iterates over it crashes; the collector leaves them out. It goes from the
+    last item to the first (``tuple_traverse`` and ``list_traverse``, up to 3.14).
+    """
+    if type(owner) is tuple or type(owner) is list:
+        return gc.get_referents(owner)[::-1]
+    return list(base.__iter__(owner))  # type: ignore[attr-defined]
 
 
 def _has_name(owner: object, value: object) -> bool:

@@ -8,6 +8,7 @@ import gc
 import inspect
 import itertools
 import logging
+import subprocess
 import sys
 import threading
 import types
@@ -401,6 +402,38 @@ def test_a_metaclass_of_what_is_put_around_a_generator_is_not_asked() -> None:
         (holder,) = holders(tensor_of(1239))
         assert "__next__" not in questions
         assert ("generator", "ready") in [(link.kind, link.name) for link in holder.links]
+
+
+FILLS_A_TUPLE = """
+import torch
+from memprof.referrers.find_holders import find_holders
+
+def parts():
+    yield "the first"
+    part = torch.ones(1251)
+    key = part.untyped_storage()._cdata
+    yield part
+    del part
+    (holder,) = find_holders([key], budget_s=60.0)[0]
+    yield [(link.kind.value, link.name) for link in holder.links]
+
+first, part, links = tuple(parts())
+print(first, len(part), links)
+"""
+
+
+def test_a_tuple_that_is_being_filled_is_not_gone_through() -> None:
+    """It has room for ten items, of which two are there: to read the third one crashes.
+
+    In a process without another thread, where the collector lists such a tuple.
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", FILLS_A_TUPLE], capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stdout) == (
+        0,
+        "the first 1251 [('unknown', ''), ('item', '1')]\n",
+    )
 
 
 def test_a_generator_that_only_a_cycle_keeps_is_none_that_a_loop_goes_through() -> None:

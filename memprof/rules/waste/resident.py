@@ -34,7 +34,7 @@ class Resident(WasteRule[Match]):
         *("narrow_before_cast", "cpu_offload", "del_ref", "clear_traceback", "clone_view"),
         "clear_container",
     )
-    yields_to = ("bytes-as-floats", "copied-windows", "kept-one-hot")
+    yields_to = ("bytes-as-floats", "copied-windows", "kept-one-hot", "stored-twice")
     names_holders = True
     proven_by = frozenset({*OF_ERRORS, LinkKind.NOTEBOOK})
 
