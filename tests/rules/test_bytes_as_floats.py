@@ -175,3 +175,25 @@ def test_what_is_made_on_the_way_is_spared_as_well(tmp_path):
     (first,) = found.remedies
     assert first.code == "self.frames = (images.float() / 255.0 - 0.5) / 0.25"
     assert (first.peak_before, first.peak_after) == (2 * whole + whole // 4, whole // 2)
+
+
+class OfTransitions:
+    """Frames before a step and after it, each in a tensor of its own."""
+
+    def __init__(self):
+        self.frames = torch.zeros(FRAMES, 3, SIDE, SIDE)
+        self.later = torch.zeros(FRAMES, 3, SIDE, SIDE)
+
+    def step(self, number):
+        self.frames[number % FRAMES] = torch.from_numpy(taken())
+        self.later[number % FRAMES] = torch.from_numpy(taken())
+        before = self.frames[number : number + 4].float() / 255
+        after = self.later[number : number + 4].float() / 255
+        return (after - before).mean().item()
+
+
+def test_all_that_is_kept_so_is_told_at_once(tmp_path):
+    found, *_ = findings_of(lambda: OfTransitions().step, tmp_path / "run.json")
+    kept = 2 * FRAMES * 3 * SIDE * SIDE * 4
+    assert (found.rule, found.bytes) == ("bytes-as-floats", kept)
+    assert found.remedies[0].saves_bytes == kept * 3 // 4

@@ -146,6 +146,39 @@ def test_a_state_that_two_statements_make_is_carried_on(bench, reset, read, hand
     assert list(advice[: len(carried)]) == carried
 
 
+ROLLOUT = """
+class Collector:
+    def collect(self):
+        start = self.state
+        for step in range(length):
+            logits, (h, c) = self.policy(self.obs, {read})
+            keep = 1 - self.done
+            self.state = (h * keep, c * keep)
+        return Segment(start)
+
+def train():
+    for _ in range(iterations):
+        recent.append(collector.collect())
+"""
+
+
+@pytest.mark.parametrize(("read", "fixes"), [("self.state", ["detach"]), ("self.start", [])])
+def test_a_state_that_a_later_statement_of_the_loop_makes_is_carried_on(bench, read, fixes):
+    """What is kept was made by the statement that reads it."""
+    bench.write(ROLLOUT.format(read=read))
+    links = [
+        ("local", "recent", -1),
+        Link(LinkKind.ITEM, "2", "deque", length=4, limit=4),
+        ("attribute", "start", -1),
+        Link(LinkKind.AUTOGRAD_NODE, nodes=(("MulBackward0", 9),)),
+    ]
+    held = bench.holder("recent.append", *links)
+    advice = bench.advise("logits, (h, c)", held)
+    carried = [one for one in advice if one.rule == "carried-state"]
+    assert [one.fix for one in carried] == fixes
+    assert {one.line for one in carried} <= {bench.line("self.state = (h * keep")}
+
+
 class Bank(nn.Module):
     """A memory bank that is made longer in each forward pass, by parts without a graph."""
 

@@ -120,3 +120,49 @@ def test_the_generator_is_to_be_called_without_a_graph_where_the_critic_learns(t
 @pytest.mark.parametrize("program", [detaches, learns_its_input])
 def test_a_graph_that_serves_what_is_trained_is_none_for_nothing(program, tmp_path):
     assert "discarded-gradients" not in names(program, tmp_path / "run.json")
+
+
+class Penalized(Adversaries):
+    """The critic's gradient at samples in between is bounded, by a backward pass with a graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.critic.net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+        self.of_critic = torch.optim.Adam(self.critic.parameters(), 1e-3)
+
+    def train_critic(self, *, detaches=False):
+        made = self.generator(torch.randn(ROWS, WIDTH))
+        worth = self.critic(made.detach() if detaches else made).mean()
+        between = (0.5 * made).detach().requires_grad_(True)
+        (gradient,) = torch.autograd.grad(self.critic(between).sum(), between, create_graph=True)
+        loss = worth + (gradient.norm(dim=1) - 1).square().mean()
+        self.of_critic.zero_grad()
+        loss.backward()
+        self.of_critic.step()
+
+
+def penalizes(detaches):
+    def program():
+        both = Penalized()
+
+        def step(number):
+            both.train_critic(detaches=detaches)
+            both.train_generator()
+
+        return step
+
+    return program
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_gradient_penalty_is_no_pass_of_its_own(cut, tmp_path):
+    of_rule = [
+        one
+        for one in findings_of(penalizes(cut), tmp_path / "run.json")
+        if one.rule == "discarded-gradients"
+    ]
+    assert len(of_rule) == (not cut)
+    for one in of_rule:
+        remedy = one.remedies[0]
+        assert remedy.fix == "no_grad"
+        assert remedy.code == "made = self.generator(torch.randn(ROWS, WIDTH))"

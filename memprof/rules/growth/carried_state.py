@@ -124,7 +124,7 @@ def _falls_out(case: Case) -> bool:
 def _by_other_names(near: Sequence[Place]) -> StateUpdate | None:
     """A state that the body of a loop makes in several statements from that of the pass before.
 
-    ``new = act(x, state)``, and then ``state = reset(new)``.
+    ``new = act(x, state)``, and then ``state = reset(new)``: either may have made what is kept.
     """
     for place in near:
         loop, function = place.loop, place.function
@@ -133,11 +133,17 @@ def _by_other_names(near: Sequence[Place]) -> StateUpdate | None:
         body = [one for one in loop.body if not isinstance(one, (*FUNCTIONS, ast.ClassDef))]
         if place.statement not in body or not isinstance(place.statement, ast.Assign):
             continue
-        before = body[: body.index(place.statement)]
-        for target in bound_names(place.statement):
-            name = ast.unparse(target)
-            if name in _origins(place.statement.value, before):
-                return StateUpdate(place, name, ())
+        at = body.index(place.statement)
+        read_at = set(_attached_names(place.statement.value))
+        for later in range(at, len(body)):
+            statement = body[later]
+            if not isinstance(statement, ast.Assign):
+                continue
+            for target in bound_names(statement):
+                name = ast.unparse(target)
+                is_read = later == at or name in read_at
+                if is_read and name in _origins(statement.value, body[:later]):
+                    return StateUpdate(place.program.place(statement) or place, name, ())
     return None
 
 

@@ -67,28 +67,38 @@ class BytesAsFloats(WasteRule[Bytes]):
         near_peak = np.isin(window.site, np.unique(window.site[window.at_peak]))
         mask = ~window.has_owner & near_peak & window.stays & outlive_steps(window)
         total = np.bincount(window.site[mask], weights=window.lives.size[mask])
+        of_first: tuple[Place, bool] | None = None
+        parts: list[Ints] = []
+        largest: list[int] = []
         for site in np.argsort(-total, kind="stable").tolist():
             if window.share(float(total[site])) < _LEAST_SHARE:
-                return
+                break
             place = place_of(window.owners.sites.frames[site])
             of_site = mask & (window.site == site)
             row = window.largest(of_site)
             if place is None or not made_by_its_statement(window, row):
                 continue
             divides = _division(place)
-            read = _division_of_parts(place) if divides is None else None
-            if divides is None and read is None:
+            at = divides or _division_of_parts(place)
+            if at is None:
                 continue
-            rows = np.flatnonzero(of_site)
-            yield Bytes(
-                row=row,
-                rows=rows,
-                nbytes=int(window.lives.size[rows].sum()),
-                saving=_saving(window, rows, row),
-                place=divides or read,
-                when_read=divides is None,
-            )
+            if of_first is None:
+                of_first = at, divides is None
+            elif (divides is None) != of_first[1]:
+                continue
+            parts.append(np.flatnonzero(of_site))
+            largest.append(row)
+        if of_first is None:
             return
+        rows = np.concatenate(parts)
+        yield Bytes(
+            row=largest[0],
+            rows=rows,
+            nbytes=int(window.lives.size[rows].sum()),
+            saving=_saving(window, rows, largest),
+            place=of_first[0],
+            when_read=of_first[1],
+        )
 
     def title(self, match: Bytes) -> str:
         """Say what they are kept as."""
@@ -114,12 +124,14 @@ class BytesAsFloats(WasteRule[Bytes]):
         yield Advice("keep_bytes", why, site or case.site)
 
 
-def _saving(window: Window, rows: Ints, largest: int) -> Saving:
+def _saving(window: Window, rows: Ints, largest: list[int]) -> Saving:
     """What is spared where a quarter of ``rows`` is kept, and nothing is computed on the way."""
     lives = window.lives
-    on_the_way = (window.site == window.site[largest]) & ~window.has_owner
-    on_the_way &= lives.requested == lives.requested[largest]
-    on_the_way &= window.share(int(lives.requested[largest])) >= _LEAST_SHARE
+    on_the_way = np.zeros(len(lives), dtype=bool)
+    for row in largest:
+        if window.share(int(lives.requested[row])) >= _LEAST_SHARE:
+            alike = (window.site == window.site[row]) & ~window.has_owner
+            on_the_way |= alike & (lives.requested == lives.requested[row])
     on_the_way[rows] = False
     kept, whole = window.whole(rows), window.whole(np.flatnonzero(on_the_way))
     columns = zip(

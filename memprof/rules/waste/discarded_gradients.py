@@ -17,6 +17,8 @@ from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["RULE"]
 
+_LITTLE = 0.05
+"""Of the activations, that a pass frees which keeps the graph."""
 _LEAST_PASSES = 2
 """Backward passes that do so: once may be how a program begins."""
 
@@ -107,9 +109,14 @@ def _step_lines(window: Window) -> Ints:
 
 
 def _passes(window: Window, stepped: dict[int, frozenset[int]], lines: Ints) -> list[_Pass]:
-    """Every backward pass that a step of an optimizer follows, as far as its line is known."""
+    """Every backward pass that a step of an optimizer follows, as far as its line is known.
+
+    One that keeps the graph, as a gradient penalty does, is a part of what the next goes through.
+    """
     edges = np.flatnonzero(np.diff(window.phase_of_event == Phase.BACKWARD, prepend=0, append=0))
     begins, ends = edges[::2], edges[1::2] - 1
+    freeing = [_frees_graph(window, *one) for one in zip(begins, ends, strict=True)]
+    begins, ends = begins[freeing], ends[freeing]
     passes, after = [], -1
     for at, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
         trained = _trained_after(begins, lines, at)
@@ -118,6 +125,14 @@ def _passes(window: Window, stepped: dict[int, frozenset[int]], lines: Ints) -> 
         passes.append(_Pass(after, begin, end, frozenset().union(*of_lines)))
         after = end
     return passes
+
+
+def _frees_graph(window: Window, begin: int, end: int) -> bool:
+    """Whether a pass lets go of more than a little of the activations that are there."""
+    lives = window.lives
+    there = (window.category == Category.ACTIVATION) & (lives.alloc < begin) & (lives.free >= begin)
+    freed = window.bytes_of(there & (lives.free <= end))
+    return freed > _LITTLE * window.bytes_of(there)
 
 
 def _trained_after(begins: Ints, lines: Ints, at: int) -> list[int]:
