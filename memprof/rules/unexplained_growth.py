@@ -12,9 +12,11 @@ from memprof.chain_description import keeper
 from memprof.records import Finding, Holder, Site
 from memprof.rules.between_windows import stackless_group
 from memprof.rules.finding import Kind, RuleFinding
+from memprof.rules.group_by_holder import held_by
 from memprof.rules.growth_findings import filling
 from memprof.rules.load_rules import rule_named
 from memprof.rules.rule import WasteRule
+from memprof.rules.same_holder import holder_key
 from memprof.run import DeviceRun, Run
 from memprof.trace import EMPTY, NOT_RECORDED, WARM_UP
 from memprof.units import format_bytes
@@ -140,8 +142,8 @@ def _of_device(
         return None
     per_step = total / max(1, int(numbers[high] - numbers[low]))
     growth = [one for one in findings if _is_growth_of(one, device)]
-    explained = sum(one.bytes for one in growth)
-    if _is_explained(growth, total, per_step):
+    explained = max(sum(one.bytes for one in growth), _held_likewise(run, examination, growth))
+    if _is_explained(growth, total, per_step) or explained >= _EXPLAINED * total:
         return None
     if _is_explained([*growth, *filling(run, examination)], total, per_step):
         return None
@@ -207,6 +209,22 @@ def _goes_on(numbers: Ints, least: Ints, low: int, high: int) -> bool:
 def _is_explained(growth: Sequence[RuleFinding], total: int, per_step: float) -> bool:
     rates = sum(one.bytes_per_step for one in growth if _grows_to_its_end(one))
     return max(sum(one.bytes for one in growth) / total, rates / per_step) >= _EXPLAINED
+
+
+def _held_likewise(run: Run, examination: DeviceExamination, growth: Sequence[RuleFinding]) -> int:
+    """Bytes there at the end that are held by what a finding of growth names.
+
+    Some come too irregularly to be one themselves: parameters that some trials of a search leave.
+    """
+    holders_of = held_by(run.findings, examination.name)
+    keys = {holder_key(holder) for one in growth for holder in one.holders[:1]}
+    stacks = [
+        stack for stack, holders in holders_of.items() if holders and holder_key(holders[0]) in keys
+    ]
+    lives_seen = survival(examination)
+    lives = lives_seen.lives
+    rows = np.flatnonzero(np.isin(lives.stack, stacks) & (lives.allocated_in >= 0))
+    return int(lives.size[rows[lives_seen.outlast(rows)]].sum())
 
 
 def _accumulated(

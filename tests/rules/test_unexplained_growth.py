@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from click.testing import CliRunner
 
+import memprof
 from memprof.loading import load
 from memprof.records import Finding, Holder, StepColumns
 from memprof.reference_chain import Link, LinkKind
@@ -233,3 +235,19 @@ def test_a_snapshot_says_what_rises_by_the_turns_of_its_loop(tmp_path):
     assert growth.way_on.endswith(
         "of what stayed have no stack: autograd's threads made them, or C++"
     )
+
+
+def test_what_the_holder_of_a_finding_holds_besides_is_explained(tmp_path):
+    """A finding of one line's tensors names a list, which has those of another line as well."""
+    path, box = tmp_path / "run.json", []
+    with memprof.track(path, sources=["cpu"], allowance_s=60) as tracker:
+        for _ in range(STEPS):
+            box.append(torch.ones(1 << 16))
+            box.append(torch.ones(1 << 18))
+            tracker.step()
+    run = load(path)
+    (found,) = (one for one in findings(run) if one.kind is Kind.LEAK)
+    of_one_line = replace(found, bytes=found.bytes // 5, bytes_per_step=found.bytes_per_step / 5)
+    assert unexplained_growth(examine(run), [of_one_line]) is None
+    without = replace(of_one_line, holders=())
+    assert unexplained_growth(examine(run), [without]).explained == without.bytes
