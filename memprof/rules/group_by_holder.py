@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from memprof.records import Finding, Holder
@@ -17,6 +18,8 @@ from memprof.source_code.frame_kind import FrameKind, frame_kind
 __all__ = ["Cluster", "clusters", "held_by"]
 
 _SAME_STEPS = 0.8
+_OF_MODELS = frozenset({LinkKind.PARAMETER, LinkKind.BUFFER, LinkKind.OPTIMIZER_STATE})
+_ATTRIBUTES = frozenset({LinkKind.ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE})
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +55,8 @@ class Cluster:
 def held_by(findings: Iterable[Finding], device: str) -> dict[int, tuple[Holder, ...]]:
     """For every stack the holders that the last search in the job found."""
     looks: dict[int, list[Finding]] = {}
-    for finding in findings:
+    for one in findings:
+        finding = _without_models_in_use(one)
         if finding.finding == "holders" and finding.device == device and finding.holders:
             earlier = looks.setdefault(finding.stack, [])
             first = finding.holders[0]
@@ -63,6 +67,26 @@ def held_by(findings: Iterable[Finding], device: str) -> dict[int, tuple[Holder,
                 continue
             earlier.append(finding)
     return {stack: holders_of(of_stack) for stack, of_stack in looks.items()}
+
+
+def _without_models_in_use(finding: Finding) -> Finding:
+    """The same without holders that have one tensor each: a variable's model has the newest alone.
+
+    What keeps the others, made by the same line in other steps, is not that.
+    """
+    if finding.details.get("reason") != "growth":
+        return finding
+    holders = [one for one in finding.holders if not _is_of_model_in_use(one)]
+    if len(holders) == len(finding.holders):
+        return finding
+    return msgspec.structs.replace(finding, holders=holders)
+
+
+def _is_of_model_in_use(holder: Holder) -> bool:
+    """Whether a running function's variable, by attributes alone, has a model or its optimizer."""
+    first, last = holder.links[0], holder.links[-1]
+    between = {link.kind for link in holder.links[1:-1]}
+    return first.kind == LinkKind.LOCAL and last.kind in _OF_MODELS and between <= _ATTRIBUTES
 
 
 def _is_of_passing_call(holder: Holder) -> bool:

@@ -182,13 +182,13 @@ class OfTransitions:
 
     def __init__(self):
         self.frames = torch.zeros(FRAMES, 3, SIDE, SIDE)
-        self.later = torch.zeros(FRAMES, 3, SIDE, SIDE)
+        self.frames_after = torch.zeros(FRAMES, 3, SIDE, SIDE)
 
     def step(self, number):
         self.frames[number % FRAMES] = torch.from_numpy(taken())
-        self.later[number % FRAMES] = torch.from_numpy(taken())
+        self.frames_after[number % FRAMES] = torch.from_numpy(taken())
         before = self.frames[number : number + 4].float() / 255
-        after = self.later[number : number + 4].float() / 255
+        after = self.frames_after[number : number + 4].float() / 255
         return (after - before).mean().item()
 
 

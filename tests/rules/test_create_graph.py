@@ -104,7 +104,25 @@ def cleared_copies_are_kept():
     return step
 
 
-@pytest.mark.parametrize("program", [fires_on_a_copy, fires_on_larger_copies])
+def sharpness(model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model(torch.arange(2)).square().sum().backward(create_graph=True)
+    return sum(one.grad.sum() for one in model.parameters() if one.grad is not None).item()
+
+
+def fires_on_models():
+    """Each is made by the function that calls the one that has gradients made with their graph."""
+
+    def step(number):
+        model = nn.Sequential(nn.Embedding(WIDTH, WIDTH), nn.Linear(WIDTH, 1))
+        model[0].weight.requires_grad_(False)
+        return sharpness(model)
+
+    return step
+
+
+@pytest.mark.parametrize("program", [fires_on_a_copy, fires_on_larger_copies, fires_on_models])
 def test_a_copy_that_nobody_has_is_kept_by_its_gradients(program, tmp_path):
     found = findings_of(program, tmp_path / "run.json")[0]
     first, second = found.remedies[:2]

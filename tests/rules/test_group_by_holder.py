@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from memprof.records import Finding, Holder
@@ -85,3 +86,28 @@ def test_a_cycle_with_another_list_or_a_shorter_one_is_told():
     for cycle in (left_over("preds", 120), left_over("target", 9)):
         looks = look(12, *named(23)), look(48, *named(95)), look(120, *cycle)
         assert root_of(*looks)[0] == LinkKind.CYCLE
+
+
+@pytest.mark.parametrize(
+    ("links", "reason", "are_named"),
+    [
+        ((Link(LinkKind.PARAMETER, "net.4.weight", "Field"),), "growth", False),
+        ((Link(LinkKind.PARAMETER, "net.4.weight", "Field"),), "resident", True),
+        ((Link(LinkKind.OPTIMIZER_STATE, "exp_avg", "Adam"),), "growth", False),
+        (
+            (
+                Link(LinkKind.ITEM, "3", "list", length=4),
+                Link(LinkKind.PARAMETER, "net.4.weight", "Field"),
+            ),
+            "growth",
+            True,
+        ),
+    ],
+    ids=["a model", "what does not grow", "an optimizer", "a list of models"],
+)
+def test_the_model_in_use_is_not_what_keeps_those_before_it(links, reason, are_named):
+    """Each trial makes one: a running function's variable has the newest alone."""
+    model = Link(LinkKind.LOCAL, "model", "study", "/sweep.py", 85)
+    one = look(10, model, *links)
+    holders = held_by([msgspec.structs.replace(one, details={"reason": reason})], "cpu")
+    assert bool(holders) is are_named

@@ -50,6 +50,8 @@ class CreateGraph(GrowthRule[DifferentiableGradient]):
                         continue
                 of_model = case.links & {LinkKind.PARAMETER, LinkKind.MODULE_ATTRIBUTE}
                 return DifferentiableGradient(place.program.place(call), bool(of_model))
+        for place, call in _called(case) if _is_alone(case) else ():
+            return DifferentiableGradient(place.program.place(call), of_parameters=True)
         return None
 
     def advice(self, cause: DifferentiableGradient, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the call says all
@@ -78,6 +80,18 @@ def _calls(place: Place) -> Iterator[ast.Call]:
         value = keyword(call, "create_graph")
         if isinstance(value, ast.Constant) and value.value is True:
             yield call
+
+
+def _called(case: Case) -> Iterator[tuple[Place, ast.Call]]:
+    """Such calls in functions that those on the way to what stays call, with a place there."""
+    for _, place in case.frames:
+        for one in calls_in(place.scope):
+            if not isinstance(one.func, ast.Name):
+                continue
+            for function in place.program.functions(one.func.id):
+                within = place.program.place(function.body[0])
+                if within is not None:
+                    yield from ((within, call) for call in _calls(within))
 
 
 def _lines(call: ast.Call) -> range:
