@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import sys
 import types
 from collections.abc import Callable, Sequence
 
 from memprof.referrers.introspection import type_mro
+from memprof.referrers.links_by_type import KEEPING_ITERATORS
 from memprof.referrers.roots import Root
 from memprof.sources.user_files import is_user_file
 
-__all__ = ["KEEPING", "iterated_roots"]
-
-KEEPING: tuple[type, ...] = (itertools.cycle, type(itertools.tee(())[0]))
-"""Iterators that keep what they have passed on."""
+__all__ = ["iterated_roots"]
 
 _MOST = 4
 """Iterators that are looked at: each takes a pass or two over all objects."""
@@ -27,13 +24,13 @@ def iterated_roots(
     iterators: Sequence[object],
     is_late: Callable[[], bool] = lambda: False,
 ) -> list[Root]:
-    """Those of the user's generators and of `KEEPING`, to which no name leads, that a loop runs on.
+    """The user's generators and iterators of itertools, without a name, that a loop goes through.
 
     ``for batch in batches():`` has no variable for the generator. Whoever has a reference that no
     object accounts for is the interpreter, which runs a loop over it. Where ``is_late`` says that
     there is no more time, the rest is not looked at.
     """
-    own = [one for one in iterators if issubclass(type(one), KEEPING) or _is_of_user(one)]
+    own = [one for one in iterators if issubclass(type(one), KEEPING_ITERATORS) or _is_of_user(one)]
     del own[_MOST:]
     # by their places: a variable of this loop would be a reference that no object accounts for
     rows = [

@@ -323,15 +323,24 @@ def _items(owner: object) -> Iterator[tuple[object, LinkKind, object]]:
                 yield value, LinkKind.ITEM, "element"
 
 
+def _goes_from_last() -> bool:
+    """Whether the collector is told of a sequence's last item first (``tuple_traverse``)."""
+    first, last = object(), object()
+    return gc.get_referents((first, last))[0] is last
+
+
+_FROM_LAST = _goes_from_last()
+
+
 def _in_order(owner: object, base: type) -> list[object]:
     """The items of a sequence, by what its class inherits from ``base``.
 
     A tuple or list that C is filling just now has places without an item: ``tuple(parts())`` while
-    `parts` runs. Whoever iterates over it crashes; the collector leaves them out. It goes from the
-    last item to the first (``tuple_traverse`` and ``list_traverse``, up to 3.14).
+    `parts` runs. Whoever iterates over it crashes; the collector leaves them out.
     """
     if type(owner) is tuple or type(owner) is list:
-        return gc.get_referents(owner)[::-1]
+        items = gc.get_referents(owner)
+        return items[::-1] if _FROM_LAST else items
     return list(base.__iter__(owner))  # type: ignore[attr-defined]
 
 

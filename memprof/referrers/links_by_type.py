@@ -21,9 +21,10 @@ __all__ = ["PROBES", "LruCache", "function_link", "in_code", "lru_link", "may_ap
 LruCache = type(functools.lru_cache(maxsize=1)(int))
 
 _branch: object = itertools.tee(())[0]
+KEEPING_ITERATORS: tuple[type, ...] = (itertools.cycle, type(_branch))
+"""Types of iterators that keep what they have passed on."""
 _KEEPING = {
-    id(itertools.cycle): "cycle",
-    id(type(_branch)): "tee",
+    **dict(zip(map(id, KEEPING_ITERATORS), ("cycle", "tee"), strict=True)),
     **{id(type(one)): "tee" for one in gc.get_referents(_branch) if type(one) is not type},
 }
 """By type (its id: a metaclass may define ``__hash__``), iterators that keep what they pass on.

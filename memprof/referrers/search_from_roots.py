@@ -28,7 +28,8 @@ from memprof.referrers.heap import (
     Level,
     places_among,
 )
-from memprof.referrers.iterated import KEEPING, iterated_roots
+from memprof.referrers.iterated import iterated_roots
+from memprof.referrers.links_by_type import KEEPING_ITERATORS
 from memprof.referrers.numpy_arrays import kept_by_arrays
 from memprof.referrers.roots import Root, frame_roots, is_own_module, module_roots
 from memprof.referrers.targets import Targets
@@ -468,7 +469,7 @@ def _types_by_role() -> tuple[list[type], ...]:
         (torch._C._FunctionBase, *bare_nodes),
         (torch.optim.Optimizer,),
         (torch.UntypedStorage,),
-        (types.GeneratorType, *KEEPING),
+        (types.GeneratorType, *KEEPING_ITERATORS),
     ):
         kinds = {id(kind): kind for root in roots for kind in (root, *_derived_from(root))}
         types_of.append([kind for at, kind in kinds.items() if at not in taken])

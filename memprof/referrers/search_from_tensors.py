@@ -23,8 +23,8 @@ from memprof.reference_chain import Link, LinkKind, Unowned
 from memprof.referrers.find_holders import best_holders, keys_of, root_links, user_files, view_link
 from memprof.referrers.gc_objects import live_tensors, objects_at
 from memprof.referrers.heap import CHUNK, Deadline
-from memprof.referrers.iterated import KEEPING
 from memprof.referrers.links import Naming
+from memprof.referrers.links_by_type import KEEPING_ITERATORS
 from memprof.referrers.merge_links import tidy
 from memprof.referrers.rank_chains import score
 from memprof.referrers.roots import Root, frame_roots, is_own, module_root
@@ -174,7 +174,7 @@ class UpwardSearch:
                 above = self._above[one]
                 if len(above) < _MOST_ABOVE and id(owner) not in above:
                     above.append(id(owner))
-            if issubclass(type(owner), KEEPING):
+            if issubclass(type(owner), KEEPING_ITERATORS):
                 self._keeping.add(id(owner))
             if id(owner) not in self._old_keys:
                 self._old_keys.add(id(owner))
@@ -254,7 +254,7 @@ class UpwardSearch:
 
     def _root(self, at: int, moment: _Moment) -> Root | None:
         if at not in self._roots:
-            kept = [one for one in objects_at([at]) if issubclass(type(one), KEEPING)]
+            kept = [one for one in objects_at([at]) if issubclass(type(one), KEEPING_ITERATORS)]
             return Root("iterated", type(kept[0]).__name__, [""], kept) if kept else None
         name = self._roots[at]
         if not name:

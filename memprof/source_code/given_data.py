@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from memprof.source_code.frame_kind import FrameKind, frame_kind
@@ -22,8 +23,7 @@ from memprof.trace import Frame
 
 __all__ = ["is_given_data"]
 
-_DEEPEST = 40
-"""Expressions and functions within one another that are followed."""
+_FUNCTIONAL = "torch.nn.functional."
 _STATELESS = ("builtins.", "math.", "numpy.", "random.", "torch.")
 _OPERATIONS = (
     *(ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Subscript, ast.Slice),
@@ -49,7 +49,7 @@ def is_given_data(programs: Sequence[Program], stack: Sequence[Frame]) -> bool:
 
 
 def _is_data(place: Place, value: ast.expr, callers: Sequence[Frame]) -> bool:
-    if _comes_of_data(place, value):
+    if _DataFlow().is_data(place, value):
         return True
     if not isinstance(value, ast.Name) or place.function is None:
         return False
@@ -69,78 +69,91 @@ def _is_data(place: Place, value: ast.expr, callers: Sequence[Frame]) -> bool:
     return False
 
 
-def _comes_of_data(
-    place: Place, value: ast.AST, *, of_parameters: bool = False, depth: int = 0
-) -> bool:
-    """Whether a value is computed of new tensors and numbers, by functions without any state.
+@dataclass(eq=False)
+class _DataFlow:
+    """What values of a program are computed of, by functions without any state."""
 
-    ``of_parameters``: those of the function around are data, too.
-    """
-    if isinstance(value, ast.expr) and has_no_graph(place, value):
-        return True
-    if depth > _DEEPEST:
-        return False
-    below = partial(_comes_of_data, place, of_parameters=of_parameters, depth=depth + 1)
-    if isinstance(value, ast.Name):
-        bound = list(values_of(place, value.id))
+    known: dict[tuple[int, str, bool], bool] = field(default_factory=dict)
+    """By the variable's scope and name; one that is computed of itself counts as no data."""
+
+    def is_data(self, place: Place, value: ast.AST, *, of_parameters: bool = False) -> bool:
+        """Whether a value is computed of new tensors and numbers.
+
+        ``of_parameters``: those of the function around are data, too.
+        """
+        if isinstance(value, ast.expr) and has_no_graph(place, value):
+            return True
+        below = partial(self.is_data, place, of_parameters=of_parameters)
+        if isinstance(value, ast.Name):
+            key = id(place.scope), value.id, of_parameters
+            if key not in self.known:
+                self.known[key] = False
+                self.known[key] = self._is_variable_data(place, value.id, of_parameters)
+            return self.known[key]
+        if isinstance(value, ast.Call):
+            given = [*value.args, *(one.value for one in value.keywords)]
+            return all(map(below, given)) and self._keeps_to_its_arguments(place, value, below)
+        if isinstance(value, ast.Attribute):
+            return below(value.value)
+        return isinstance(value, _OPERATIONS) and all(
+            below(child) for child in ast.iter_child_nodes(value) if isinstance(child, ast.expr)
+        )
+
+    def _is_variable_data(self, place: Place, name: str, of_parameters: bool) -> bool:
+        bound = list(values_of(place, name))
         if not bound:
-            return _is_constant(place, value.id, depth)
-        if bound == [None] and value.id in parameters(place.scope):
+            return self._is_constant(place, name)
+        if bound == [None] and name in parameters(place.scope):
             return of_parameters
-        return bool(bound) and all(one is not None and below(one) for one in bound)
-    if isinstance(value, ast.Call):
-        given = [*value.args, *(one.value for one in value.keywords)]
-        return all(map(below, given)) and _keeps_to_its_arguments(place, value, below, depth)
-    if isinstance(value, ast.Attribute):
-        return below(value.value)
-    return isinstance(value, _OPERATIONS) and all(
-        below(child) for child in ast.iter_child_nodes(value) if isinstance(child, ast.expr)
-    )
-
-
-def _keeps_to_its_arguments(
-    place: Place, call: ast.Call, is_data: Callable[[ast.AST], bool], depth: int
-) -> bool:
-    """Whether a call computes its result of its arguments alone, if these are data."""
-    name = qualified_name(place, call.func)
-    if name:
-        return name.startswith(_STATELESS) and not (
-            name.startswith("torch.nn.") and not name.startswith("torch.nn.functional.")
+        return all(
+            one is not None and self.is_data(place, one, of_parameters=of_parameters)
+            for one in bound
         )
-    if isinstance(call.func, ast.Attribute):
-        return is_data(call.func.value)
-    own = place.program.functions(called_name(call)) if isinstance(call.func, ast.Name) else []
-    if not own:
-        return isinstance(call.func, ast.Name) and hasattr(builtins, call.func.id)
-    returns = [
-        node for node in ast.walk(own[0]) if isinstance(node, ast.Return) and node.value is not None
-    ]
-    places = [(place.program.place(node), node.value) for node in returns]
-    return (
-        len(own) == 1
-        and bool(places)
-        and all(
-            at is not None
-            and value is not None
-            and _comes_of_data(at, value, of_parameters=True, depth=depth + 1)
-            for at, value in places
+
+    def _keeps_to_its_arguments(
+        self, place: Place, call: ast.Call, is_data: Callable[[ast.AST], bool]
+    ) -> bool:
+        """Whether a call computes its result of its arguments alone, if these are data."""
+        name = qualified_name(place, call.func)
+        if name:
+            of_modules = name.startswith("torch.nn.") and not name.startswith(_FUNCTIONAL)
+            return name.startswith(_STATELESS) and not of_modules
+        if isinstance(call.func, ast.Attribute):
+            return is_data(call.func.value)
+        if not isinstance(call.func, ast.Name):
+            return False
+        own = place.program.functions(call.func.id)
+        if not own:
+            return hasattr(builtins, call.func.id)
+        key = id(own[0]), "", True
+        if key not in self.known:
+            self.known[key] = False
+            self.known[key] = len(own) == 1 and self._returns_data(place, own[0])
+        return self.known[key]
+
+    def _returns_data(self, place: Place, function: ast.AST) -> bool:
+        returned = [
+            (place.program.place(node), node.value)
+            for node in ast.walk(function)
+            if isinstance(node, ast.Return) and node.value is not None
+        ]
+        return bool(returned) and all(
+            at is not None and self.is_data(at, value, of_parameters=True) for at, value in returned
         )
-    )
 
-
-def _is_constant(place: Place, name: str, depth: int) -> bool:
-    """Whether the file itself binds a name, to numbers and what is computed of them."""
-    bindings = [
-        node
-        for node in place.program.tree.body
-        if any(isinstance(one, ast.Name) and one.id == name for one in bound_names(node))
-    ]
-    return bool(bindings) and all(
-        isinstance(node, ast.Assign)
-        and (at := place.program.place(node)) is not None
-        and _comes_of_data(at, node.value, depth=depth + 1)
-        for node in bindings
-    )
+    def _is_constant(self, place: Place, name: str) -> bool:
+        """Whether the file itself binds a name, to numbers and what is computed of them."""
+        bindings = [
+            node
+            for node in place.program.tree.body
+            if any(isinstance(one, ast.Name) and one.id == name for one in bound_names(node))
+        ]
+        return bool(bindings) and all(
+            isinstance(node, ast.Assign)
+            and (at := place.program.place(node)) is not None
+            and self.is_data(at, node.value)
+            for node in bindings
+        )
 
 
 def _call_of(caller: Place | None, callee: Place) -> ast.Call | None:

@@ -107,6 +107,31 @@ def test_a_graph_that_stays_beside_the_passes_after_its_own_is_to_be_cut_off(tmp
     assert (second.fix, second.code) == ("del_ref", "worth.backward(retain_graph=not cut)")
 
 
+def of_one_batch():
+    """Both passes go through the same batch, which has no graph that could be cut off."""
+    model, optimizer = job()
+    critic, _ = job()
+
+    def step(number):
+        batch = torch.randn(512, 64).mul(2)
+        worth = critic(batch).square().mean()
+        worth.backward(retain_graph=True)
+        optimizer.zero_grad()
+        loss = model(batch).mean() + critic(batch).mean()
+        loss.backward()
+        optimizer.step()
+        worth.item()
+
+    return step
+
+
+def test_a_batch_is_not_to_be_detached(tmp_path):
+    found, *_ = findings_of(of_one_batch, tmp_path / "run.json")
+    assert (found.rule, found.match.is_within_step) == ("retained-graph", True)
+    assert [one.fix for one in found.remedies][:1] == ["del_ref"]
+    assert "detach" not in {one.fix for one in found.remedies}
+
+
 def twice():
     """Gradients of both passes are for one step of both models."""
     generator, optimizer = job()

@@ -97,13 +97,15 @@ def _is_within_step(place: Place, name: str, case: Case) -> bool:
     return any(
         one.loop is not None and one.loop is not place.loop and any(calls_in(one.loop, *_OF_STEPS))
         for one in around[outer[-1] + 1 if outer else len(around) :]
-    ) and not _is_returned(place, name)
+    ) and not _is_handed_on(place, name)
 
 
-def _is_returned(place: Place, name: str) -> bool:
+def _is_handed_on(place: Place, name: str) -> bool:
+    """Whether a function returns what a variable is, or has the variable of a scope around it."""
     function = place.function
     return function is not None and any(
-        isinstance(node, (ast.Return, ast.Yield)) and name in _parts(node.value)
+        (isinstance(node, (ast.Return, ast.Yield)) and name in _parts(node.value))
+        or (isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names)
         for node in ast.walk(function)
     )
 
@@ -206,10 +208,7 @@ def _outlives_call(place: Place, name: str) -> bool:
         return True
     if place.loop is not None and not (function.name == "forward" and place.class_ is not None):
         return True
-    return _is_returned(place, name) or any(
-        isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names
-        for node in ast.walk(function)
-    )
+    return _is_handed_on(place, name)
 
 
 def _parts(value: ast.expr | None) -> Iterator[str]:

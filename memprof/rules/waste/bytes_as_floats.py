@@ -10,7 +10,7 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.large_tensor import made_by_its_statement
-from memprof.rules.lifespan import outlive_steps
+from memprof.rules.lifespan import stays_near_peak
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idioms import keyword
 from memprof.source_code.program import (
@@ -63,9 +63,7 @@ class BytesAsFloats(WasteRule[Bytes]):
 
         Or whose parts are divided by 255 when they are read.
         """
-        # Its own parts may be the peak, and gone when it is there.
-        near_peak = np.isin(window.site, np.unique(window.site[window.at_peak]))
-        mask = ~window.has_owner & near_peak & window.stays & outlive_steps(window)
+        mask = stays_near_peak(window)
         total = np.bincount(window.site[mask], weights=window.lives.size[mask])
         of_first: tuple[Place, bool] | None = None
         parts: list[Ints] = []

@@ -9,7 +9,7 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.large_tensor import made_by_its_statement
-from memprof.rules.lifespan import outlive_steps
+from memprof.rules.lifespan import stays_near_peak
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.program import Place, bound_names, called_name, calls_in, place_of
 from memprof.source_code.scopes import nodes_around, reads_of
@@ -36,8 +36,7 @@ class KeptOneHot(WasteRule[Match]):
     def matches(self, window: Window) -> Iterator[Match]:
         """Tables that stay over the steps, and of which every read takes a part."""
         lives = window.lives
-        near_peak = np.isin(window.site, np.unique(window.site[window.at_peak]))
-        mask = ~window.has_owner & near_peak & window.stays & outlive_steps(window)
+        mask = stays_near_peak(window)
         total = np.bincount(window.site[mask], weights=lives.size[mask])
         for site in np.argsort(-total, kind="stable").tolist():
             if window.share(float(total[site])) < _LEAST_SHARE:

@@ -30,6 +30,8 @@ class Retained(Match):
     """The user's line that ran the last of these passes; None where no stack of them has one."""
     is_within_step: bool = False
     """They stay through passes that follow in the same step."""
+    made_before: frozenset[Frame] = frozenset()
+    """The user's frames on the way to activations that a later backward pass goes through."""
 
 
 class RetainedGraph(WasteRule[Retained]):
@@ -68,6 +70,7 @@ class RetainedGraph(WasteRule[Retained]):
             saving=saving,
             called_at=_called_at(window, np.unique(at)),
             is_within_step=is_within,
+            made_before=_made_before(window, activation, through, own),
         )
 
     def title(self, match: Retained) -> str:
@@ -87,7 +90,7 @@ class RetainedGraph(WasteRule[Retained]):
         if match.is_within_step and calling is not None:
             within = (place for _, place in case.frames if place.scope is calling.scope)
             for place in [*within][:1]:
-                yield from _advice_within(place, calling, nbytes)
+                yield from _advice_within(place, calling, nbytes, match.made_before)
         why = f"{nbytes} of activations outlive the backward pass, held by the loss or the output."
         dropped = Advice("del_ref", why, case.site)
         # Where a loop goes through the graph again, it is to be dropped, not to be freed.
@@ -140,12 +143,36 @@ def _stays_through_passes(window: Window, rows: Ints, own: Ints) -> Bools:
     return through
 
 
-def _advice_within(site: Place, calling: Place, nbytes: str) -> Iterator[Advice]:
+def _made_before(window: Window, activation: Ints, through: Bools, own: Ints) -> frozenset[Frame]:
+    """The user's frames of what was made before what stays ``through`` passes, and is needed later.
+
+    A backward pass after their ``own`` frees it: so that one goes through it as well.
+    """
+    lives, rows, at = window.lives, activation[through], own[through]
+    steps = window.made_in[rows]
+    begins = {int(step): int(lives.alloc[rows[steps == step]].min()) for step in np.unique(steps)}
+    ends = {int(step): int(at[steps == step].max()) for step in np.unique(steps)}
+    made_in = window.made_in[activation]
+    begin = np.array([begins.get(int(step), -1) for step in made_in], dtype=np.int64)
+    end = np.array([ends.get(int(step), window.events) for step in made_in], dtype=np.int64)
+    freed_by = np.append(window.phase_of_event, Phase.UNKNOWN)[lives.free[activation]]
+    needed = (lives.alloc[activation] < begin) & (lives.free[activation] > end)
+    needed &= freed_by == Phase.BACKWARD
+    stacks = np.unique(lives.stack[activation[needed]]).tolist()
+    return frozenset(
+        frame for stack in stacks for frame in window.user_frames(window.trace.stack(stack))
+    )
+
+
+def _advice_within(
+    site: Place, calling: Place, nbytes: str, made_before: frozenset[Frame]
+) -> Iterator[Advice]:
     """Detach what a later pass goes through as well, and let go of what holds the graph.
 
     The first only where gradients that such a pass adds are cleared before the last one.
     """
-    shared = sorted(loaded_names(site.statement) & _read_below(calling) & _computed_above(site))
+    of_graphs = _bound_by(site, made_before)
+    shared = sorted(loaded_names(site.statement) & _read_below(calling) & of_graphs)
     line = calling.statement.lineno
     detach = [
         Advice(
@@ -183,13 +210,15 @@ def _read_below(calling: Place) -> set[str]:
     }
 
 
-def _computed_above(site: Place) -> set[str]:
-    """Names that the function binds to the result of a call, above a statement."""
+def _bound_by(site: Place, frames: frozenset[Frame]) -> set[str]:
+    """Names that statements of the function around ``site`` bind, which lie on some frames."""
+    filename = site.program.filename
+    lines = {frame.line for frame in frames if frame.filename == filename}
     return {
         target.id
         for node in ast.walk(site.scope)
-        if isinstance(node, ast.Assign) and node.lineno < site.statement.lineno
-        if isinstance(node.value, ast.Call)
+        if isinstance(node, ast.Assign)
+        and not lines.isdisjoint(range(node.lineno, (node.end_lineno or node.lineno) + 1))
         for target in bound_names(node)
         if isinstance(target, ast.Name)
     }

@@ -10,7 +10,7 @@ from itertools import permutations
 import numpy as np
 
 from memprof.rules.case import Case
-from memprof.rules.lifespan import outlive_steps
+from memprof.rules.lifespan import stays_near_peak
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.program import (
     Place,
@@ -62,8 +62,7 @@ class TwiceStored(WasteRule[StoredTwice]):
     def matches(self, window: Window) -> Iterator[StoredTwice]:
         """Two tensors of one size that stay; what one is given the other is given next time."""
         lives = window.lives
-        near_peak = np.isin(window.site, np.unique(window.site[window.at_peak]))
-        mask = ~window.has_owner & near_peak & window.stays & outlive_steps(window)
+        mask = stays_near_peak(window)
         large = [
             row
             for row in np.flatnonzero(mask).tolist()

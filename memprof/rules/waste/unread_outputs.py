@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +13,8 @@ from memprof.rules.forward_passes import runs_within
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import keyword
-from memprof.source_code.program import Place, Program, calls_in, place_of
-from memprof.trace import Phase
+from memprof.source_code.program import Place, Program, assigned, calls_in, place_of
+from memprof.trace import Category, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Ints, Window
 
@@ -97,6 +97,8 @@ class UnreadOutputsOfModels(WasteRule[UnreadOutputs]):
 
 def unread_flag(place: Place, programs: Sequence[Program]) -> str:
     """The argument of a statement's call that asks for what no program reads; empty without one."""
+    if any(isinstance(one, ast.Tuple) for one in getattr(place.statement, "targets", ())):
+        return ""  # the result is taken apart
     for call in calls_in(place.statement):
         for flag, fields in _FLAGS.items():
             value = keyword(call, flag)
@@ -108,21 +110,33 @@ def unread_flag(place: Place, programs: Sequence[Program]) -> str:
 
 def _may_read(program: Program, fields: Sequence[str]) -> bool:
     """Whether a program names one of the fields, or takes a result apart by places."""
+    nodes = list(ast.walk(program.tree))
+    lists = {
+        target.id
+        for node in nodes
+        for target, value in assigned(node)
+        if isinstance(target, ast.Name) and isinstance(value, (ast.List, ast.ListComp))
+    }
     return any(
         (isinstance(node, ast.Attribute) and node.attr in fields)
         or (isinstance(node, ast.Constant) and node.value in fields)
-        or _takes_by_place(node)
-        for node in ast.walk(program.tree)
+        or _takes_by_place(node, lists)
+        for node in nodes
     )
 
 
-def _takes_by_place(node: ast.AST) -> bool:
-    """``output[2]``, or ``output.to_tuple()``: the first two places are of other fields."""
+def _takes_by_place(node: ast.AST, lists: Collection[str]) -> bool:
+    """``output[2]``, ``output[-1]``, ``output.to_tuple()``: the first two are of other fields."""
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Attribute) and node.func.attr == "to_tuple"
-    place = node.slice if isinstance(node, ast.Subscript) else None
-    is_late = isinstance(place, ast.Constant) and isinstance(place.value, int) and place.value > 1
-    return is_late and isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name)
+    if not isinstance(node, ast.Subscript) or not isinstance(node.value, ast.Name):
+        return False
+    if node.value.id in lists:
+        return False  # the program's own, and no output
+    place = node.slice
+    if isinstance(place, ast.Constant):
+        return isinstance(place.value, int) and place.value > 1
+    return isinstance(place, (ast.Slice, ast.UnaryOp))
 
 
 def _kept_beyond_pass(window: Window) -> Bools:
@@ -131,7 +145,7 @@ def _kept_beyond_pass(window: Window) -> Bools:
     names = [label.module for label in window.trace.tables.labels]
     freed_by = np.append(window.phase_of_event, Phase.UNKNOWN)[lives.free]
     candidate = (window.module > 0) & ~window.has_owner & (freed_by != Phase.BACKWARD)
-    candidate &= window.phase == Phase.FORWARD
+    candidate &= (window.phase == Phase.FORWARD) & (window.category != Category.ACTIVATION)
     inner = np.array(["." in name for name in window.owners.module.names], dtype=bool)
     candidate &= inner[window.module]
     kept = np.zeros(len(lives), dtype=bool)
