@@ -20,6 +20,7 @@ from memprof.source_code.find_line import (
     filled_below,
     grown_at,
     is_filled_at,
+    is_filled_in_class,
     passed_at,
     registered_at,
     saved_at,
@@ -318,10 +319,13 @@ def _line_of(one: Link, files: list[str]) -> tuple[str, int]:
     in_library = bool(one.filename) and not is_user_file(one.filename)
     if one.kind in VARIABLES and in_library:
         return "", 0
-    name = _source_name(one)
-    return _first_line(
-        [one.filename, *files], lambda filename: filled_at(filename, name, class_name=one.type_name)
+    name, own = _source_name(one), [one.filename, *files]
+    line_in = partial(filled_at, name=name, class_name=one.type_name)
+    # Classes of several files may have an attribute of that name: the object's own comes first.
+    filename, line = _first_line(
+        own, lambda file: line_in(file) if is_filled_in_class(file, name, one.type_name) else 0
     )
+    return (filename, line) if line else _first_line(own, line_in)
 
 
 def _first_line(files: list[str], line_in: Callable[[str], int]) -> tuple[str, int]:

@@ -27,6 +27,7 @@ __all__ = [
     "grown_at",
     "index_of",
     "is_filled_at",
+    "is_filled_in_class",
     "may_stop_growing",
     "passed_at",
     "reading_until",
@@ -151,6 +152,11 @@ def is_filled_at(filename: str, line: int) -> bool:
     """True if a line of a file adds to something, and does not only assign it."""
     fills = (one for fillings in index_of(filename).filled.values() for one in fillings)
     return any(one.line == line and one.rank % NO_TENSOR == FILLED for one in fills)
+
+
+def is_filled_in_class(filename: str, name: str, class_name: str) -> bool:
+    """True if a class of that name in the file puts something into its attribute ``.name``."""
+    return any(one.class_ == class_name for one in index_of(filename).filled.get(name, []))
 
 
 def passed_at(filename: str, name: str, *, own: bool) -> int:

@@ -16,8 +16,10 @@ import torch
 from torch import nn
 
 from memprof.records import Holder
+from memprof.reference_chain import Link, LinkKind
 from memprof.referrers.find_holders import find_holders, holders
 from memprof.referrers.heap import Deadline
+from memprof.referrers.rank_chains import holder_of
 from memprof.source_code.find_line import (
     forget,
 )
@@ -339,3 +341,38 @@ def test_only_while_a_job_waits_the_machine_is_measured(
     assert holder.description.startswith("local `tensor`")
     assert len(measured) == in_passing
     assert all(one > 0.0 for one in measured)
+
+
+IN_ORDER_OF_IMPORT = """
+class Reader:
+    def __init__(self):
+        self.pending = []
+    def read(self, x):
+        self.pending.append(x)
+"""
+THE_OBJECTS_OWN = """
+class Writer:
+    def __init__(self):
+        self.pending = {}
+    def write(self, key, x):
+        self.pending[key] = x  # its own
+"""
+
+
+def test_an_attribute_is_looked_for_in_the_file_of_its_class_first(tmp_path: Path) -> None:
+    files = []
+    for name, text in (("readers", IN_ORDER_OF_IMPORT), ("writers", THE_OBJECTS_OWN)):
+        (tmp_path / f"{name}.py").write_text(text)
+        files.append(str(tmp_path / f"{name}.py"))
+    links = [
+        Link(LinkKind.GLOBAL, "writer", "__main__"),
+        Link(LinkKind.ATTRIBUTE, "pending", "Writer"),
+        Link(LinkKind.ITEM, "'a'", "dict", length=8),
+    ]
+    holder = holder_of(links, files)
+    assert (holder.filename, holder.line) == (files[1], line_of(files[1], "# its own"))
+
+    # An attribute that no class of that name fills is still found where another's is.
+    links[1] = Link(LinkKind.ATTRIBUTE, "pending", "Both")
+    holder = holder_of(links, files)
+    assert (holder.filename, holder.line) == (files[0], 6)
