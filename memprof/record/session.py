@@ -520,16 +520,18 @@ class Session:
         if not by_time:  # else nothing is known of how long each step took
             self.meter.step(self._cost(at_us, steps.last - steps.first + 1))
         was_open = self._schedule.is_open
+        allocated, idle = _allocated_and_idle(counters)
         is_open = self._schedule.step_ended(
             at_us,
             self.meter,
-            *_allocated_and_idle(counters),
+            allocated,
+            idle,
             step=step,
             trains=self._loop_watch is not None and self._loop_watch.trains,
         )
         self._grid = self._schedule.look_grid(at_us)
         if is_open:
-            self._search(lambda lookout: lookout.step_ended(step))
+            self._search(lambda lookout: lookout.step_ended(step, allocated))
         elif self._is_searching():
             self._search(lambda lookout: lookout.step_ended_between(step))
         if is_open != was_open or self.recording.is_over():

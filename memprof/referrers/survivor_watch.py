@@ -53,10 +53,10 @@ class SurvivorWatch:
             self._collections = Collections(*_frees_of(able))
             self._collections.open()
 
-    def step_ended(self, step: int) -> None:
-        """After every step."""
+    def step_ended(self, step: int, allocated: int = 0) -> None:
+        """After every step, with the bytes ``allocated`` then on all devices."""
         self._step = step
-        self._guard(lambda survivors: survivors.step_ended(step), freed=self._is_full())
+        self._guard(lambda survivors: survivors.step_ended(step, allocated), freed=self._is_full())
 
     @property
     def is_searching(self) -> bool:

@@ -31,7 +31,12 @@ from memprof.units import format_bytes
 __all__ = ["Announcement", "LiveSource", "Survivors"]
 
 _FIRST_LOOK = 8
-"""Steps before the first look; the others are after 12, 16, 24, 32, 48, 64, 96 …"""
+"""Steps before the first look; the others are after 12, 16, 24, 32, 48, 64, 96 …, …"""
+_RISEN = 1.5
+"""… or as many steps after the last look, where so many times its bytes are allocated: the loop
+that fills them may have begun after hundreds of steps of another."""
+_LEAST_ALLOCATED = 16 << 20
+"""From so many bytes on."""
 _FRESH_BIRTHS = 2.0
 """A stack is searched again when its survivors come from so many times more steps than before."""
 _IN_VAIN = 2
@@ -126,7 +131,11 @@ class Survivors:
     _growths: dict[tuple[str, int], _StackSearch] = field(default_factory=dict)
     _remade: dict[tuple[str, int], _Remade] = field(default_factory=dict)
     _looked_step: int = -1
-    """The step of the last look."""
+    """The step of the last look, …"""
+    _steps_at_look: int = 0
+    """… the steps until then, …"""
+    _allocated_at_look: int = _LEAST_ALLOCATED
+    """… and the bytes that were allocated; `_LEAST_ALLOCATED` for fewer."""
     _followed: dict[tuple[str, int], int] = field(default_factory=dict)
     """Bytes of what was made anew when the last step ended, while it grew since the last look."""
     _followed_steps: int = 0
@@ -140,16 +149,22 @@ class Survivors:
     def __post_init__(self) -> None:
         self._searches = Searches(self.note)
 
-    def step_ended(self, step: int) -> list[Announcement]:
-        """What can be said after ``step``."""
+    def step_ended(self, step: int, allocated: int = 0) -> list[Announcement]:
+        """What can be said after ``step``, with so many bytes ``allocated`` on all devices."""
         self._steps += 1
         announcements = self._gone_on(step) if self.is_searching else []
         if self.has_time():
-            if _is_look(self._steps):
+            if _is_look(self._steps) or self._has_risen(allocated):
+                self._steps_at_look = self._steps
+                self._allocated_at_look = max(_LEAST_ALLOCATED, allocated)
                 announcements += self.look(step)
             elif self._followed:
                 announcements += self._follow(step)
         return announcements
+
+    def _has_risen(self, allocated: int) -> bool:
+        is_long_ago = self._steps - self._steps_at_look >= _FIRST_LOOK
+        return is_long_ago and allocated >= _RISEN * self._allocated_at_look
 
     @property
     def is_searching(self) -> bool:

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from memprof.reference_chain import LinkKind
 from memprof.rules.finding import Kind, RuleFinding
 from memprof.rules.load_rules import rule_named
 from memprof.rules.rule import WasteRule
 from memprof.source_code.joined_parts import is_joined_afterwards
 from memprof.source_code.program import program_of
+from memprof.source_code.searched_parts import searching_lines
 from memprof.views.examination import DeviceExamination, Examination
 
 __all__ = ["is_minor", "is_needed"]
 
 _LEAST_SHARE = 0.1
 """Of the peak over all, off which a change takes it: for less nobody changes a program."""
-_OF_CARD = 0.01
-_ON_HOST = 64 << 20
-"""Bytes from which that share is enough: a hundredth of the card; of the host, or of a card of
-unknown size, as much as a small card would have for it."""
+_LARGE = 8 << 20
+"""Bytes from which that share is enough."""
 _LARGE_SHARE = 1 / 7
 """Of the peak, from which fewer bytes do: a program that is run small, or on a processor to try
 it, wastes the same share when it is run large."""
 _LEAST = 512 << 10
 """Fewer bytes nobody acts on, whatever their share."""
+_OF_CARD = 0.01
+_ON_HOST = 64 << 20
+"""What a part that the program needs must come to: a hundredth of the card; of the host, or of a
+card of unknown size, as much as a small card would have for it."""
 _SHORT = 0.6
 """Of the card, that must be taken before memory is worth time: there what a program needs is a
 headline too, if another way of computing it takes less."""
@@ -32,10 +37,12 @@ program needs the result as it is written."""
 _LEAST_GROWTH, _STEPS = 1 << 20, 1000
 """Bytes that growth must come to over the run, or over so many steps, and below that at least
 `_GROWN` of the peak by now."""
+_SMALL_GROWTH = 8 << 20
+"""Bytes that growth comes to below which they must be `_GROWN` of the peak as well."""
 _GROWN = 0.01
 _LEAST_OF_CYCLE = 64 << 10
 """The same for what only the garbage collector frees: numbers of a few bytes."""
-_OF_RESULTS = frozenset(("bound_cache", "clear_container", "del_ref"))
+_OF_RESULTS = frozenset(("bound_cache", "bound_queue", "clear_container", "del_ref"))
 """First remedies of what is kept and was made for that."""
 _ALMOST_ALL = 0.9
 """Of the growth, that the list itself keeps: a graph behind its items would be more."""
@@ -49,7 +56,11 @@ def is_minor(finding: RuleFinding, examination: Examination) -> bool:
     saves too little, and where what grows would come to nothing in any run of such a length.
     """
     if finding.kind in (Kind.LEAK, Kind.CYCLE):
-        return _comes_to_nothing(finding, examination) or _is_joined_afterwards(finding)
+        return (
+            _comes_to_nothing(finding, examination)
+            or _is_joined_afterwards(finding)
+            or _is_searched_later(finding, examination)
+        )
     if finding.kind is not Kind.WASTE:
         return False
     device = next((one for one in examination.devices if one.name == finding.device), None)
@@ -61,7 +72,7 @@ def is_minor(finding: RuleFinding, examination: Examination) -> bool:
             return True
     elif finding.is_tentative and not finding.match.rises:
         return True
-    return not _is_worth_it(_saving_of(finding), peak, card)
+    return not _is_worth_it(_saving_of(finding), peak)
 
 
 def is_needed(finding: RuleFinding) -> bool:
@@ -86,7 +97,8 @@ def _comes_to_nothing(finding: RuleFinding, examination: Examination) -> bool:
         return False
     steps = int(device.steps.last.max(initial=0))
     total = max(finding.bytes, finding.bytes_per_step * max(steps, _STEPS))
-    return total < _LEAST_GROWTH and finding.bytes < _GROWN * device.peak_allocated
+    share = _GROWN * device.peak_allocated
+    return finding.bytes < share and total < max(_LEAST_GROWTH, min(_SMALL_GROWTH, share))
 
 
 def _is_joined_afterwards(finding: RuleFinding) -> bool:
@@ -103,6 +115,28 @@ def _is_joined_afterwards(finding: RuleFinding) -> bool:
     program = program_of(first.filename)
     place = program.at(first.line) if program is not None else None
     return place is not None and is_joined_afterwards(place)
+
+
+def _is_searched_later(finding: RuleFinding, examination: Examination) -> bool:
+    """Whether the program searches through all that a container has, and not while it is filled.
+
+    An index of vectors is as long as what it is made of, and needed.
+    """
+    first = finding.remedies[0] if finding.remedies else None
+    if first is None or first.fix != "clear_container" or finding.growth.kept_itself < _ALMOST_ALL:
+        return False
+    program = program_of(first.filename)
+    place = program.at(first.line) if program is not None else None
+    lines = searching_lines(place) if place is not None else frozenset()
+    device = next((one for one in examination.devices if one.name == finding.device), None)
+    if not lines or device is None:
+        return False
+    return not any(
+        frame.filename == first.filename and frame.line in lines
+        for window in device.windows
+        for stack in np.unique(window.lives.stack[window.made_in <= finding.last_step]).tolist()
+        for frame in window.trace.stack(stack)
+    )
 
 
 def _is_made_at_once(finding: RuleFinding, peak: int, card: int) -> bool:
@@ -125,9 +159,8 @@ def _peak(finding: RuleFinding, device: DeviceExamination) -> int:
     return before if before > 0 else max(device.peak_allocated, finding.bytes)
 
 
-def _is_worth_it(saved: int, peak: int, card: int) -> bool:
+def _is_worth_it(saved: int, peak: int) -> bool:
     share = saved / peak if peak else 0.0
-    large = _OF_CARD * card if card else _ON_HOST
     if share < _LEAST_SHARE:
         return False
-    return saved >= large or (saved >= _LEAST and share >= _LARGE_SHARE)
+    return saved >= _LARGE or (saved >= _LEAST and share >= _LARGE_SHARE)

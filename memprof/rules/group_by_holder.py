@@ -19,6 +19,7 @@ __all__ = ["Cluster", "clusters", "held_by"]
 
 _SAME_STEPS = 0.8
 _OF_MODELS = frozenset({LinkKind.PARAMETER, LinkKind.BUFFER, LinkKind.OPTIMIZER_STATE})
+_OF_OPTIMIZERS = frozenset({LinkKind.OPTIMIZER_STATE})
 _ATTRIBUTES = frozenset({LinkKind.ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE})
 
 
@@ -77,6 +78,8 @@ def _without_models_in_use(finding: Finding) -> Finding:
     if finding.details.get("reason") != "growth":
         return finding
     holders = [one for one in finding.holders if not _is_of_model_in_use(one)]
+    if not holders:  # an optimizer that has all of them has states of models before this one
+        holders = [one for one in finding.holders if one.links[-1].kind in _OF_OPTIMIZERS]
     if len(holders) == len(finding.holders):
         return finding
     return msgspec.structs.replace(finding, holders=holders)

@@ -124,11 +124,14 @@ def growing_groups(
 def _held_groups(
     survival: Survival, mask: Bools, holders_of: Mapping[int, Sequence[Holder]]
 ) -> Iterator[tuple[Ints, _Judge]]:
-    """Groups that are told to grow by who holds them: what has no stack, and what errors keep."""
+    """Groups told by who holds them: what has no stack, what errors keep, what C++ does."""
     stacks = survival.lives.stack
     for stack, holders in holders_of.items():
         rows = np.flatnonzero(mask & (stacks == stack))
         if len(rows) < _LEAST_BIRTHS or not holders:
+            continue
+        if holders[0].links[0].kind == LinkKind.CPP_CYCLE:
+            yield rows, _ever_more_in_its_loop
             continue
         container = largest_container(holders[0].links)
         length = holders[0].links[container].length if container is not None else 0
@@ -203,7 +206,9 @@ def _groups(keys: Ints, mask: Bools) -> Iterator[Ints]:
             yield part
 
 
-def _ever_more(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | None:
+def _ever_more(
+    survival: Survival, rows: Ints, freed: Bools, least_share: float = _NEARLY_THROUGHOUT
+) -> GrowingGroup | None:
     lives, length = survival.lives, len(survival)
     if len(np.unique(lives.allocated_in[rows])) < _LEAST_BIRTHS:
         return None
@@ -213,7 +218,7 @@ def _ever_more(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | N
     )
     growth = rise(count, amount, first=WARM_UP + SURVIVOR_AGE - 1)
     if growth is None:
-        growth = _rise_to_loops_end(survival, rows, count, amount)
+        growth = _rise_to_loops_end(survival, rows, count, amount, least_share)
     if (
         growth is None
         or growth.places[-1] - growth.places[0] < _LEAST_SPAN
@@ -224,11 +229,18 @@ def _ever_more(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | N
     return _group(survival, survivors if len(survivors) else rows, survivors, growth, freed)
 
 
-def _rise_to_loops_end(survival: Survival, rows: Ints, count: Ints, amount: Ints) -> Rise | None:
+def _ever_more_in_its_loop(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | None:
+    """What a cycle through C++ keeps: however much follows, nothing can use it any more."""
+    return _ever_more(survival, rows, freed, least_share=0.0)
+
+
+def _rise_to_loops_end(
+    survival: Survival, rows: Ints, count: Ints, amount: Ints, least_share: float
+) -> Rise | None:
     """The same up to the end of the loop that makes them, or of training, where little follows."""
     last = int(survival.lives.allocated_in[rows].max())
     end = last + SURVIVOR_AGE + 1
-    if end >= len(count) or last < _NEARLY_THROUGHOUT * len(count):
+    if end >= len(count) or last < least_share * len(count):
         return None
     growth = rise(count[:end], amount[:end], first=WARM_UP + SURVIVOR_AGE - 1)
     if growth is None:

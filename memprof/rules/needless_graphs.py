@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import ast
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from memprof.rules.rule import Match
-from memprof.source_code.given_data import is_given_data
+from memprof.source_code.given_data import calls_given_data, is_given_data
 from memprof.source_code.zeroed_gradients import ZeroedGradient
 from memprof.trace import Category, Frame, Phase
 from memprof.views.owners import common_module
@@ -32,6 +33,8 @@ class OwnGraph(NamedTuple):
     """In the order in which they were made; empty where all are needed."""
     called_at: Frame | None
     """The user's line from which they, and nothing that is trained, were called."""
+    call: str = ""
+    """The one call of that line that they came by, where it makes others that need their graph."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,13 +155,37 @@ def _pass_of_data(window: Window, rows: Ints) -> OwnGraph:
     for frame, of_frame in called.items():
         frames = stacks[of_frame[0]]
         outer = frames[frames.index(frame) :]
-        if len(of_frame) == len(stacks) or any(
-            outer != stacks[one][-len(outer) :] for one in of_frame
-        ):
+        if any(outer != stacks[one][-len(outer) :] for one in of_frame):
+            continue
+        if len(of_frame) == len(stacks):
+            own = _calls_of_data(window, rows, outer)
+            if len(own.rows):
+                return own
             continue
         if is_given_data(window.programs, outer):
             return OwnGraph(rows[np.isin(window.lives.stack[rows], of_frame)], frame)
     return OwnGraph(rows[:0], None)
+
+
+def _calls_of_data(window: Window, rows: Ints, outer: Sequence[Frame]) -> OwnGraph:
+    """What those calls made that a statement gives data alone, where it calls one thing repeatedly.
+
+    Each stack has as many tensors of each call in a step; the calls come one after the other.
+    """
+    calls = calls_given_data(window.programs, outer)
+    given = np.array([is_given for _, is_given in calls], dtype=bool)
+    if not given.any() or given.all():
+        return OwnGraph(rows[:0], None)
+    keys = np.stack([window.made_in[rows], window.lives.stack[rows]])
+    _, group, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
+    group = group.reshape(-1)
+    if (counts % len(given)).any():
+        return OwnGraph(rows[:0], None)
+    order = np.lexsort((window.lives.alloc[rows], group))
+    place = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    at = place // np.repeat(counts // len(given), counts)
+    text = next(ast.unparse(call) for call, is_given in calls if is_given)
+    return OwnGraph(np.sort(rows[order[given[at]]]), outer[0], text)
 
 
 def _line_of_data(window: Window, rows: Ints, training_modules: set[int]) -> Frame | None:

@@ -78,6 +78,8 @@ def small_view(case: Case) -> PartOfStorage | None:
     """
     by_graph = any(holder.through_graph for holder in case.finding.holders)
     for holder in case.finding.holders:
+        if _is_of_librarys_hook(holder):
+            continue
         for link in holder.links:
             if link.shown_bytes >= 0 and link.storage_bytes >= 0:
                 view_bytes, whole = link.shown_bytes, link.storage_bytes
@@ -90,6 +92,16 @@ def small_view(case: Case) -> PartOfStorage | None:
                 small = view_bytes <= SMALL_PART * whole or not case.links & THROUGH_GRAPH
                 return PartOfStorage(view_bytes, whole, small)
     return None
+
+
+def _is_of_librarys_hook(holder: Holder) -> bool:
+    """Whether a library's hook has it in an attribute that no line of the program sets.
+
+    The program clones no mask that `torch.nn.utils.prune` took; it removes the hook.
+    """
+    above = [link for link in holder.links if link.kind != LinkKind.BASE]
+    is_hook = any(link.kind == LinkKind.HOOK for link in above)
+    return is_hook and above[-1].kind == LinkKind.ATTRIBUTE and not above[-1].line
 
 
 def _show_all_together(holder: Holder, nbytes: int, view_bytes: int, storage_bytes: int) -> bool:

@@ -18,17 +18,18 @@ from memprof.rules.load_rules import rule_named
 from memprof.rules.rule import WasteRule
 from memprof.rules.same_holder import holder_key
 from memprof.run import DeviceRun, Run
-from memprof.trace import EMPTY, NOT_RECORDED, WARM_UP
+from memprof.trace import EMPTY, NOT_RECORDED, SURVIVOR_AGE, WARM_UP
 from memprof.units import format_bytes
 from memprof.views.examination import DeviceExamination, Examination
 from memprof.views.sites import short_path, sites
 from memprof.views.survivors import survival
 from memprof.views.trend import floor, rise, rises_throughout
-from memprof.views.window import site_at
+from memprof.views.window import Window, site_at
 
 __all__ = ["UnexplainedGrowth", "unexplained_growth"]
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 _LEAST_RISE = 4 << 20
 """What rises by less over a whole recording, nobody looks for."""
@@ -147,7 +148,10 @@ def _of_device(
         return None
     if _is_explained([*growth, *filling(run, examination)], total, per_step):
         return None
-    if _accumulated(examination, findings, int(numbers[low])) >= _EXPLAINED * total:
+    since = int(numbers[low])
+    if _accumulated(examination, findings, since) >= _EXPLAINED * total:
+        return None
+    if _made_larger(examination, findings, since) >= _EXPLAINED * total:
         return None
     site, site_bytes, is_by_size, bare = _makers(examination, total - explained)
     searched = _last_search(run, device)
@@ -234,21 +238,45 @@ def _accumulated(
 
     The loop was not over when the recording was.
     """
-    windows = examination.windows
-    if not windows or not any(map(_is_collected, findings)):
-        return 0
-    last = windows[-1]
-    stacks = {
-        one.stack for one in findings if one.device == examination.name and _is_collected(one)
-    }
-    of_stack = np.array(
-        [last.trace.stack(row) in stacks for row in range(len(last.trace.tables.stacks))]
-    )
-    mask = of_stack[last.lives.stack]
-    if not len(last.steps):
+    last = examination.windows[-1] if examination.windows else None
+    collected = [one for one in findings if one.device == examination.name and _is_collected(one)]
+    if last is None or not len(last.steps) or not collected:
         return 0
     alive = last.lives.alive_at(last.first_event[int(last.steps[-1])])
-    return last.bytes_of(mask & alive & (last.made_in >= since))
+    return last.bytes_of(_made_by(collected, last) & alive & (last.made_in >= since))
+
+
+def _made_larger(
+    examination: DeviceExamination, findings: Sequence[RuleFinding], since: int
+) -> int:
+    """By how much larger than in a step is in the last one what a finding of waste is about.
+
+    It is made anew in each: logits of batches that are sorted by their lengths.
+    """
+    last = examination.windows[-1] if examination.windows else None
+    steps = last.steps[last.steps >= since] if last is not None else np.empty(0, dtype=np.int64)
+    wasted = [
+        one
+        for one in findings
+        if one.device == examination.name and one.kind is Kind.WASTE and not one.minor
+    ]
+    if last is None or not len(steps) or not wasted:
+        return 0
+    mask = _made_by(wasted, last) & (last.freed_in - last.made_in < SURVIVOR_AGE)
+    before, now = (
+        last.bytes_of(mask & last.lives.alive_at(last.first_event[int(step)]))
+        for step in (steps[0], steps[-1])
+    )
+    return now - before
+
+
+def _made_by(findings: Sequence[RuleFinding], window: Window) -> Bools:
+    """Which lifetimes of a window have the stack of one of some findings."""
+    stacks = {one.stack for one in findings}
+    tables = window.trace.tables
+    of_stack = np.array([window.trace.stack(row) in stacks for row in range(len(tables.stacks))])
+    mask: Bools = of_stack[window.lives.stack]
+    return mask
 
 
 def _is_collected(finding: RuleFinding) -> bool:

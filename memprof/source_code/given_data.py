@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +22,7 @@ from memprof.source_code.scopes import parameters, qualified_name
 from memprof.source_code.values import asks_for_gradients, has_no_graph, values_of
 from memprof.trace import Frame
 
-__all__ = ["is_given_data"]
+__all__ = ["calls_given_data", "is_given_data"]
 
 _FUNCTIONAL = "torch.nn.functional."
 _STATELESS = ("builtins.", "math.", "numpy.", "random.", "torch.")
@@ -29,6 +30,25 @@ _OPERATIONS = (
     *(ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Subscript, ast.Slice),
     *(ast.Tuple, ast.List, ast.Constant),
 )
+
+
+def calls_given_data(
+    programs: Sequence[Program], stack: Sequence[Frame]
+) -> Sequence[tuple[ast.Call, bool]]:
+    """Several calls of one thing in the innermost statement, and whether each is given data alone.
+
+    Empty where that is not what it does: ``F.mse_loss(net(x), net(y))`` calls ``net`` twice.
+    """
+    place = _place(stack[0]) if stack else None
+    if place is None or asks_for_gradients(programs):
+        return ()
+    calls = sorted(calls_in(place.statement), key=lambda one: (one.lineno, one.col_offset))
+    named = Counter(ast.unparse(call.func) for call in calls)
+    repeated = [name for name, count in named.items() if count > 1]
+    if len(repeated) != 1:
+        return ()
+    alike = [call for call in calls if ast.unparse(call.func) == repeated[0]]
+    return [(call, _hands_data(place, call, stack[1:])) for call in alike]
 
 
 def is_given_data(programs: Sequence[Program], stack: Sequence[Frame]) -> bool:
@@ -44,8 +64,12 @@ def is_given_data(programs: Sequence[Program], stack: Sequence[Frame]) -> bool:
     call = _only_call(place)
     if place is None or call is None:
         return False
+    return _hands_data(place, call, stack[1:])
+
+
+def _hands_data(place: Place, call: ast.Call, callers: Sequence[Frame]) -> bool:
     arguments = [*call.args, *(one.value for one in call.keywords)]
-    return all(_is_data(place, value, stack[1:]) for value in arguments)
+    return all(_is_data(place, value, callers) for value in arguments)
 
 
 def _is_data(place: Place, value: ast.expr, callers: Sequence[Frame]) -> bool:

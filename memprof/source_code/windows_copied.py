@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memprof.source_code.program import LOOPS, Place, bound_names, called_name, calls_in
+from memprof.source_code.values import values_of
 from memprof.source_code.verbs import JOINING
 
 __all__ = ["CopiedWindows", "copied_windows"]
 
 _CONVERTING = ("as_tensor", "asarray", "from_numpy", "tensor")
+_COPYING = ("clone", "contiguous", "reshape")
+_OF_UNFOLD = 3
+"""Arguments of a tensor's `unfold`."""
 _RANGE_WITH_STEP = 3
 """Arguments of `range`."""
 
@@ -26,6 +30,8 @@ class CopiedWindows:
     """A window begins at every value, as of ``range(len(x) - n)``."""
     is_converted: bool
     """The sequence is no tensor: its parts are made tensors."""
+    is_view: bool = False
+    """They are a view already, of `unfold`, before they are copied."""
 
 
 def copied_windows(place: Place) -> CopiedWindows | None:
@@ -41,6 +47,46 @@ def copied_windows(place: Place) -> CopiedWindows | None:
                     _is_every_value(iterated),
                     bool(calls_in(part, *_CONVERTING)),
                 )
+    return _copied_view(place)
+
+
+def _copied_view(place: Place) -> CopiedWindows | None:
+    """``torch.cat([x.unfold(0, size, step) for x in …])``, ``x.unfold(0, size, step).clone()``."""
+    for call in calls_in(place.statement):
+        name, receiver = called_name(call), getattr(call.func, "value", None)
+        joined = [*call.args[:1]] if name in JOINING else []
+        values = [one for value in joined for one in _joined_values(place, value)]
+        if name in _COPYING and receiver is not None:
+            values.append(receiver)
+        for value in values:
+            unfolding = _unfolding(place, value)
+            if unfolding is not None:
+                return CopiedWindows(ast.unparse(unfolding), False, False, is_view=True)
+    return None
+
+
+def _joined_values(place: Place, joined: ast.expr) -> Iterator[ast.expr]:
+    """Expressions whose values, or whose items, are joined: also those put into a list before."""
+    yield from (part for part, _, _ in _parts(place, joined))
+    if isinstance(joined, ast.Call) and called_name(joined) in ("list", "tuple"):
+        yield from joined.args[:1]
+    if isinstance(joined, ast.Name):
+        for call in calls_in(place.scope, "extend"):
+            of = call.func.value if isinstance(call.func, ast.Attribute) else None
+            if isinstance(of, ast.Name) and of.id == joined.id:
+                yield from call.args[:1]
+
+
+def _unfolding(place: Place, value: ast.expr) -> ast.expr | None:
+    """What a value is windows of by ``x.unfold(dimension, size, step)``; None where it is none."""
+    if isinstance(value, ast.Name):
+        bound = list(values_of(place, value.id))
+        value = bound[0] if len(bound) == 1 and bound[0] is not None else value
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        given = len(value.args) + len(value.keywords)
+        if value.func.attr == "unfold" and given == _OF_UNFOLD:
+            return value.func.value
+        value = value.func.value
     return None
 
 

@@ -515,6 +515,22 @@ def test_what_a_pass_will_take_is_told_by_the_last_one():
     assert stall.is_short()
 
 
+def test_what_becomes_more_bytes_is_looked_at_before_the_next_step_of_the_schedule(tmp_path):
+    """A loop of 260 small steps comes first: the next look by steps alone is after 384."""
+    with memprof.track(tmp_path / "run.json", sources=("cpu",)) as run:
+        for _ in range(260):
+            torch.zeros(64)
+            run.step()
+        kept = []
+        for _ in range(40):
+            kept.append(torch.zeros(1 << 20))
+            run.step()
+        del kept
+    found = [one for one in growing(memprof.load(tmp_path / "run.json")) if one.holders]
+    assert min(one.step for one in found) == 265  # 24 MiB, ten steps after the look at 256
+    assert found[0].holders[0].links[0].name == "kept"
+
+
 class Metric:
     """Keeps what it is called with, and copies all of it at each call, as torchmetrics does."""
 

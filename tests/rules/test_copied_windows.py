@@ -46,6 +46,19 @@ def of_an_array():
     return trained_on(torch.stack(windows))
 
 
+def shown_and_copied():
+    signal, parts = torch.rand(VALUES), []
+    for channel in (signal, -signal):
+        shown = channel.unfold(0, SIZE, HOP)
+        parts.extend(shown)
+    return trained_on(torch.stack(parts))
+
+
+def copied_in_full():
+    signal = torch.rand(VALUES)
+    return trained_on(signal.unfold(0, SIZE, HOP).contiguous())
+
+
 def looks_alike():
     """Side by side: they hold each value once, as the signal does."""
     signal = torch.rand(VALUES)
@@ -62,6 +75,22 @@ def side_by_side_of_an_array():
 
 def shown():
     return trained_on(torch.rand(VALUES).unfold(0, SIZE, HOP))
+
+
+def shown_side_by_side():
+    return trained_on(torch.rand(VALUES).unfold(0, SIZE, SIZE).clone())
+
+
+def computed_with():
+    """A step needs the copy for its product alone."""
+    model, signal = nn.Linear(SIZE, 1), torch.rand(VALUES)
+
+    def step(number):
+        windows = signal.unfold(0, SIZE, HOP).contiguous()
+        model(windows).square().mean().backward()
+        model.zero_grad()
+
+    return step
 
 
 def batches():
@@ -93,6 +122,22 @@ def test_windows_that_begin_at_every_value_overlap_whatever_they_are_of(program,
     assert (found.rule, found.minor) == ("copied-windows", False)
 
 
-@pytest.mark.parametrize("program", [side_by_side_of_an_array, shown, batches])
+@pytest.mark.parametrize(
+    ("program", "sequence"), [(shown_and_copied, "channel"), (copied_in_full, "signal")]
+)
+def test_a_view_of_windows_that_is_copied_to_stay_is_to_be_kept_as_it_is(
+    program, sequence, tmp_path
+):
+    (found,) = [one for one in findings_of(program, tmp_path / "run.json") if not one.minor]
+    assert found.rule == "copied-windows"
+    (remedy,) = found.remedies
+    assert remedy.why.startswith(f"`{sequence}.unfold(…)` takes no memory until it is copied")
+    assert remedy.saves_bytes >= found.bytes / 2
+
+
+@pytest.mark.parametrize(
+    "program",
+    [side_by_side_of_an_array, shown, batches, shown_side_by_side, computed_with],
+)
 def test_nothing_is_said_of_windows_side_by_side_nor_of_a_batch(program, tmp_path):
     assert "copied-windows" not in names(program, tmp_path / "run.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -109,3 +110,56 @@ def test_graphs_of_earlier_steps_need_not_be_cut_where_they_need_not_be(tmp_path
 def test_what_blocks_return_without_a_graph_is_none(tmp_path):
     rules = {one.rule for one in findings_of(with_features, tmp_path / "run.json")}
     assert "evaluation-graph" not in rules
+
+
+LIBRARY = """
+import pytest
+import torch
+
+class Classifier:
+    def __init__(self, model, optimizer):
+        self.model, self.optimizer = model, optimizer
+
+    def fit(self, train, test):
+        self.model(train).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.predict(test)
+
+    def predict(self, rows):
+        return self.model(rows).square().mean().item()
+"""
+"""A trainer that tests with gradients on, while it fits and when it is asked to predict."""
+
+
+def fitted(folder, *, at_one_line):
+    path = folder / "site-packages/tables/classifier.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(LIBRARY)
+    names = {}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+
+    def program():
+        classifier = names["Classifier"](*job())
+
+        def fits(number):
+            classifier.fit(torch.randn(256, 64), torch.randn(8192, 64))
+
+        def predicts(number):
+            trained(classifier.model, classifier.optimizer)
+            classifier.predict(torch.randn(8192, 64))
+
+        return fits if at_one_line else predicts
+
+    return program
+
+
+@pytest.mark.parametrize("at_one_line", [True, False])
+def test_a_line_that_trains_as_well_is_not_to_be_put_under_no_grad(at_one_line, tmp_path):
+    every = findings_of(fitted(tmp_path, at_one_line=at_one_line), tmp_path / "run.json")
+    (found,) = [one for one in every if one.rule == "evaluation-graph"]
+    assert found.match.tentative is at_one_line
+    remedy = found.remedies[0]
+    assert remedy.fix == "no_grad"
+    assert ("This line trains as well" in remedy.why) is at_one_line
+    assert remedy.code.startswith("classifier.fit(" if at_one_line else "classifier.predict(")

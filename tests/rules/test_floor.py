@@ -9,8 +9,13 @@ pytest.importorskip("torch", reason="the programs train")
 import torch
 from torch import nn
 
+from memprof.loading import load
+from memprof.records import Finding, Holder
+from memprof.reference_chain import Link, LinkKind
 from memprof.rules.floor import is_needed
 from memprof.rules.frameworks import typed
+from memprof.rules.ranked_findings import findings
+from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame
 from tests.rules.recorded import findings_of
 
@@ -111,6 +116,59 @@ def test_growth_that_would_come_to_nothing_is_no_headline(size, is_minor, tmp_pa
 
     found = [one for one in findings_of(trains, tmp_path / "run.json") if one.bytes_per_step]
     assert [one.minor for one in found[:1]] == [is_minor]
+
+
+@pytest.mark.parametrize(
+    ("size", "is_minor"), [(2 << 10, True), (16 << 10, False)], ids=["2 MiB", "16 MiB"]
+)
+def test_results_that_grow_beside_a_peak_of_many_times_their_size_are_no_headline(
+    size, is_minor, tmp_path
+):
+    """What they come to in a thousand steps, beside a peak of 512 MiB."""
+    source = tmp_path / "train.py"
+    source.write_text("def main(results, x):\n    results.append(x)\n")
+    trace = TraceBuilder(device="cpu")
+    for step in range(40):
+        trace.label(step=step)
+        trace.alloc(size, f"t{step}", stack=(Frame("main", str(source), 2),))
+        trace.alloc(512 << 20, f"work{step}")
+        trace.free(f"work{step}")
+    links = [
+        Link(LinkKind.LOCAL, "results", "main", str(source), 1),
+        Link(LinkKind.ITEM, "3", "list", length=40),
+    ]
+    holder = Holder(LinkKind.ITEM, str(source), 2, "results.append(x)", links)
+    held = Finding("holders", device="cpu", step=39, stack=1, holders=[holder])
+    (found,) = findings(load(write_run(tmp_path / "run.json", trace.build(), more=[held])))
+    assert (found.bytes_per_step, found.remedies[0].fix) == (size, "clear_container")
+    assert found.minor is is_minor
+
+
+class Index:
+    def __init__(self):
+        self.shelves = []
+
+    def add(self, rows):
+        self.shelves.append(rows)
+
+    def search(self, queries):
+        return [queries @ shelf.T for shelf in self.shelves]
+
+
+@pytest.mark.parametrize("every_step", [False, True])
+def test_an_index_that_is_searched_once_it_is_made_is_needed(every_step, tmp_path):
+    def indexes():
+        model, index = nn.Linear(64, 64), Index()
+
+        def step(number):
+            index.add(model(torch.randn(4096, 64)).detach())
+            if every_step:
+                index.search(torch.randn(1, 64))
+
+        return step
+
+    found = [one for one in findings_of(indexes, tmp_path / "run.json") if one.bytes_per_step]
+    assert [(one.rule, one.minor) for one in found[:1]] == [("growing-container", not every_step)]
 
 
 @pytest.mark.parametrize("device", ["cuda:0", "cpu"])

@@ -93,7 +93,7 @@ def test_a_cycle_with_another_list_or_a_shorter_one_is_told():
     [
         ((Link(LinkKind.PARAMETER, "net.4.weight", "Field"),), "growth", False),
         ((Link(LinkKind.PARAMETER, "net.4.weight", "Field"),), "resident", True),
-        ((Link(LinkKind.OPTIMIZER_STATE, "exp_avg", "Adam"),), "growth", False),
+        ((Link(LinkKind.OPTIMIZER_STATE, "exp_avg", "Adam"),), "growth", True),
         (
             (
                 Link(LinkKind.ITEM, "3", "list", length=4),
@@ -103,7 +103,7 @@ def test_a_cycle_with_another_list_or_a_shorter_one_is_told():
             True,
         ),
     ],
-    ids=["a model", "what does not grow", "an optimizer", "a list of models"],
+    ids=["a model", "what does not grow", "an optimizer with all", "a list of models"],
 )
 def test_the_model_in_use_is_not_what_keeps_those_before_it(links, reason, are_named):
     """Each trial makes one: a running function's variable has the newest alone."""
@@ -111,3 +111,14 @@ def test_the_model_in_use_is_not_what_keeps_those_before_it(links, reason, are_n
     one = look(10, model, *links)
     holders = held_by([msgspec.structs.replace(one, details={"reason": reason})], "cpu")
     assert bool(holders) is are_named
+
+
+def test_an_optimizer_that_has_the_newest_alone_is_not_what_keeps_the_others():
+    local = Link(LinkKind.LOCAL, "optimizer", "study", "/sweep.py", 85)
+    newest = look(10, local, Link(LinkKind.OPTIMIZER_STATE, "exp_avg", "Adam"))
+    others = look(10, *named(23))
+    both = msgspec.structs.replace(
+        newest, holders=[*newest.holders, *others.holders], details={"reason": "growth"}
+    )
+    (holder,) = held_by([both], "cpu")[1]
+    assert holder.links == others.holders[0].links

@@ -384,3 +384,28 @@ def test_an_evaluation_that_ends_the_program_collects_as_it_did_before(tmp_path)
     columns = StepColumns(first=numbers, last=numbers, window=[0] * steps)
     write_run(tmp_path / "run.json", trace.build(), steps=columns)
     assert leaks(examine(load(tmp_path / "run.json"))) == ()
+
+
+@pytest.mark.parametrize(("kind", "grows"), [(LinkKind.CPP_CYCLE, True), (LinkKind.LOCAL, False)])
+def test_what_a_cycle_through_cpp_keeps_of_an_earlier_loop_leaks(kind, grows, tmp_path):
+    """What a name has may be what the later loop works with; a cycle's nobody can reach."""
+    path = tmp_path / "train.py"
+    path.write_text(
+        "def main():\n    for task in tasks:\n        learn(task)\n"
+        "    for task in tasks:\n        judge(task)\n"
+    )
+    os.utime(path, (0, 0))
+    trace = TraceBuilder(device="cpu")
+    for step in range(2 * STEPS):
+        trace.label(step=step)
+        line = 3 if step < STEPS else 5
+        trace.alloc(1 << 20, f"t{step}", stack=(Frame("main", str(path), line),))
+        if step >= STEPS:
+            trace.free(f"t{step}")
+    links = [Link(kind, "kept", "main"), Link(LinkKind.GRAD, "grad", "Parameter")]
+    holders = [Holder(kind, str(path), 3, "learn(task)", links)]
+    finding = Finding(
+        "holders", device="cpu", step=8, stack=1, holders=holders, details={"reason": "growth"}
+    )
+    run = load(write_run(tmp_path / "run.json", trace.build(), more=[finding]))
+    assert [one.bytes_per_step for one in leaks(examine(run))] == ([1 << 20] if grows else [])

@@ -178,3 +178,38 @@ LAYER = "layer = nn.Linear(n, 4)\n"
 )
 def test_only_a_linear_layer_that_reads_nothing_else_takes_weights(code, lines, place_of_first):
     assert len(weighing_statements(place_of_first(code))) == lines
+
+
+class Smoothed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = torch.nn.Linear(16, CLASSES)
+
+    def forward(self, x, target):
+        logits = self.out(x)
+        wanted = F.one_hot(target, CLASSES).float()
+        wanted = wanted * 0.9 + 0.1 / CLASSES
+        return -(wanted * logits.log_softmax(-1)).sum(-1).mean()
+
+
+def smooths_labels():
+    model, target = Smoothed(), torch.arange(ROWS)
+
+    def step(number):
+        model(torch.randn(ROWS, 16), target).backward()
+        model.zero_grad()
+
+    return step
+
+
+def test_labels_that_are_smoothed_in_a_table_need_none(tmp_path):
+    found = [one for one in findings_of(smooths_labels, tmp_path / "run.json") if not one.minor]
+    assert [one.rule for one in found] == ["one-hot"]
+    assert found[0].match.use is Use.SMOOTHS
+    table = ROWS * CLASSES * 4
+    assert found[0].bytes == 2 * table  # and the product; the log-probabilities are needed
+    (remedy,) = found[0].remedies
+    assert remedy.fix == "class_indices"
+    assert "label_smoothing" in remedy.why
+    assert remedy.code == "wanted = wanted * 0.9 + 0.1 / CLASSES"
+    assert table <= remedy.saves_bytes <= 2 * table

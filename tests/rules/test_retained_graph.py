@@ -128,7 +128,10 @@ def of_one_batch():
 def test_a_batch_is_not_to_be_detached(tmp_path):
     found, *_ = findings_of(of_one_batch, tmp_path / "run.json")
     assert (found.rule, found.match.is_within_step) == ("retained-graph", True)
-    assert [one.fix for one in found.remedies][:1] == ["del_ref"]
+    asked, dropped = found.remedies  # no later pass goes through it: none needs it
+    assert (asked.fix, asked.code) == ("no_retain_graph", "worth.backward(retain_graph=True)")
+    assert (dropped.fix, dropped.code) == ("del_ref", asked.code)
+    assert "`worth = worth.item()`" in dropped.why
     assert "detach" not in {one.fix for one in found.remedies}
 
 
@@ -158,3 +161,27 @@ def test_where_the_gradients_of_both_passes_are_used_the_graph_is_to_be_let_go_o
 def test_a_pass_that_is_cut_off_frees_its_graph(tmp_path):
     found = findings_of(lambda: players(cut=True), tmp_path / "run.json")
     assert [one for one in found if one.rule == "retained-graph"] == []
+
+
+def of_scores():
+    """What the loss is made of keeps the graph as well, and has no one number."""
+    model, optimizer = job()
+
+    def step(number):
+        scores = model(torch.randn(512, 64))
+        loss = scores.square().mean()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        again = model(torch.randn(512, 64)).mean()
+        again.backward()
+        optimizer.zero_grad()
+        loss.item()
+
+    return step
+
+
+def test_scores_and_their_loss_are_both_let_go_of(tmp_path):
+    found, *_ = findings_of(of_scores, tmp_path / "run.json")
+    asked, dropped = found.remedies
+    assert (asked.fix, dropped.fix) == ("no_retain_graph", "del_ref")
+    assert dropped.why.endswith(": `del scores, loss` there.")

@@ -7,6 +7,8 @@ import heapq
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.utils import prune
 
 from tests.rules.recorded import findings_of
 
@@ -183,3 +185,26 @@ def test_views_that_together_are_the_whole_fill_a_container_up_to_its_bound(tmp_
     assert [
         one for one in findings_of(filled(Replay), tmp_path / "run.json") if not one.minor
     ] == []
+
+
+def pruned():
+    """A library's hook has the mask, a part of the one tensor that it made for all layers."""
+    kept = []
+
+    def step(number):
+        model = nn.Sequential(*(nn.Linear(192, 192) for _ in range(6)))
+        for layer in model:
+            layer.requires_grad_(False)
+        prune.global_unstructured(
+            [(layer, "weight") for layer in model], prune.L1Unstructured, amount=0.5
+        )
+        kept.append(model)
+        model(torch.randn(4, 192))
+
+    return step
+
+
+def test_a_view_that_a_librarys_hook_took_is_not_the_programs_to_clone(tmp_path):
+    every = [one for one in findings_of(pruned, tmp_path / "run.json") if one.bytes_per_step]
+    fixes = [remedy.fix for remedy in every[0].remedies]
+    assert (every[0].rule, "clone_view" in fixes) == ("collected-models", False)

@@ -251,3 +251,13 @@ def test_what_the_holder_of_a_finding_holds_besides_is_explained(tmp_path):
     assert unexplained_growth(examine(run), [of_one_line]) is None
     without = replace(of_one_line, holders=())
     assert unexplained_growth(examine(run), [without]).explained == without.bytes
+
+
+@pytest.mark.parametrize("minor", [False, True])
+def test_what_a_headline_of_waste_is_about_may_become_larger_with_its_batches(minor, tmp_path):
+    """Logits of batches that are sorted by their lengths."""
+    run = load(recording(tmp_path, growing))
+    waste = [replace(one, minor=minor) for one in findings(run)]
+    assert {(one.kind, one.bytes) for one in waste} == {(Kind.WASTE, STEPS * MIB)}
+    growth = unexplained_growth(examine(run), waste)
+    assert (growth.bytes if growth is not None else 0) == (20 * MIB if minor else 0)

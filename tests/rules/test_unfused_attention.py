@@ -117,7 +117,19 @@ def of_mixed_heads(q, k, v, heads):
     return torch.softmax(scores, -1) @ v
 
 
-@pytest.mark.parametrize("attention", [of_signs, of_capped, of_mixed_heads])
+def with_a_running_maximum(q, k, v, heads):
+    top, total, out = torch.full((HEADS, LENGTH, 1), -100.0), 0.0, 0.0
+    for keys, values in zip(k.chunk(2, 1), v.chunk(2, 1), strict=True):
+        scores = q @ keys.transpose(-2, -1)
+        new = torch.maximum(top, scores.amax(-1, keepdim=True))
+        weights = (scores - new).exp()
+        total = total * (top - new).exp() + weights.sum(-1, keepdim=True)
+        out = out * (top - new).exp() + weights @ values
+        top = new
+    return out / total
+
+
+@pytest.mark.parametrize("attention", [of_signs, of_capped, of_mixed_heads, with_a_running_maximum])
 def test_scores_that_no_fused_kernel_computes_are_not_to_be_fused(attention, tmp_path):
     def program():
         project, heads = nn.Linear(WIDTH, 3 * WIDTH), nn.Conv2d(HEADS, HEADS, 1)

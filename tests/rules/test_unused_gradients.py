@@ -251,3 +251,37 @@ def test_of_two_passes_the_one_that_is_given_data_needs_no_graph(tmp_path):
     assert of_pass - 2 * 512 * 192 * 4 <= found.match.graph <= of_pass
     remedy, *_ = found.remedies
     assert (remedy.fix, remedy.code) == ("no_grad", "wanted = self.features(batch)")
+
+
+class ComparedAtOnce(Compared):
+    """The same in one statement, and the batch comes last."""
+
+    def forward(self, made, batch):
+        return (self.features(made) - self.features(batch)).abs().mean()
+
+
+def compares_at_once():
+    student, loss_of = nn.Linear(192, 192), ComparedAtOnce()
+    optimizer = torch.optim.Adam(student.parameters(), 0.1)
+
+    def step(number):
+        batch = pictures(512)
+        made = student(batch)
+        loss = nn.functional.l1_loss(made, batch) + 0.1 * loss_of(made, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def test_of_two_calls_in_one_statement_the_one_that_is_given_data_needs_no_graph(tmp_path):
+    found, *_ = findings_of(compares_at_once, tmp_path / "run.json")
+    assert (found.rule, found.minor) == ("unused-gradients", False)
+    of_pass = 12 * 512 * 192 * 4
+    assert of_pass - 2 * 512 * 192 * 4 <= found.match.graph <= of_pass
+    assert found.match.call == "self.features(batch)"
+    first, second = found.remedies  # not the whole statement: the student learns through the other
+    assert (first.fix, second.fix) == ("freeze_params", "no_grad")
+    assert second.why.startswith("Or compute `self.features(batch)` alone under")
+    assert first.saves_bytes >= of_pass / 2

@@ -18,6 +18,8 @@ __all__ = ["RULE"]
 
 _LEAST_SHARE = 0.1
 """Of the peak: a batch of windows is copied by every program."""
+_LASTING = 3
+"""Steps that a copy of a view is there, at least: no operand of a computation is."""
 _OVERLAP = 2
 """Times as large as what they are windows of: each value is there twice."""
 
@@ -53,6 +55,8 @@ class CopiedWindowsRule(WasteRule[Windows]):
             overlaps = windows.begins_anywhere or not (windows.is_converted or of is None)
             if not overlaps or 2 * window.lives.size[row] < nbytes:
                 continue  # nothing says that each value is there twice, or no one tensor has it all
+            if windows.is_view and window.freed_in[row] - window.made_in[row] < _LASTING:
+                continue  # a step computes with them
             yield Windows(
                 row=row,
                 rows=rows,
@@ -77,6 +81,11 @@ class CopiedWindowsRule(WasteRule[Windows]):
             f"`{sequence}.unfold(0, size, step)` shows the same windows and takes no memory: index "
             f"it for each batch. {format_bytes(match.nbytes)} are copies."
         )
+        if match.windows.is_view:
+            why = (
+                f"`{sequence}.unfold(…)` takes no memory until it is copied: keep it, and index it "
+                f"for each batch. {format_bytes(match.nbytes)} are copies."
+            )
         yield Advice("unfold", why, case.site, remains=match.remains)
 
 

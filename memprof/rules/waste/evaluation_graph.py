@@ -66,12 +66,14 @@ class EvaluationGraph(WasteRule[Match]):
         saving = window.replayed(window.ended_at(rows, np.array(ends)))
         mask = np.zeros(len(lives), dtype=bool)
         mask[rows] = True
-        at_peak = mask & window.at_peak
+        at_peak, row = mask & window.at_peak, window.main_site(mask)
         yield Match(
-            row=window.main_site(mask),
+            row=row,
             rows=rows,
             nbytes=window.bytes_of(at_peak) or saving.bytes,
             saving=saving,
+            # Then a library calls the model so, and no line of the program can change that.
+            tentative=_trains_as_well(window, row),
         )
 
     def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same
@@ -83,6 +85,10 @@ class EvaluationGraph(WasteRule[Match]):
         nbytes = format_bytes(match.nbytes)
         why = f"{nbytes} of activations wait for a backward pass that does not come."
         place = _calling_place(case)
+        if match.tentative:
+            why = f"{why} This line trains as well: it is for the library that it calls to do."
+            yield Advice("no_grad", why, place)
+            return
         yield Advice("no_grad", why, place, patch=under_no_grad(case))
         more = f"{why} Inference mode saves a little more."
         yield Advice("inference_mode", more, place)
@@ -93,6 +99,17 @@ def _calling_place(case: Case) -> Place | None:
     in_forward = [at for at, (frame, _) in enumerate(case.frames) if _is_forward(frame)]
     outside = case.frames[in_forward[-1] + 1 :] if in_forward else case.frames
     return outside[0][1] if outside else case.site
+
+
+def _trains_as_well(window: Window, row: int) -> bool:
+    """Whether backward passes are run from the very line of the program that called the model.
+
+    One loop's step may end in a test: the line is the innermost one of the program's.
+    """
+    frames = window.user_frames(window.stack(row))
+    outside = [frame for frame in frames if not _is_forward(frame)]
+    stacks = np.unique(window.lives.stack[window.phase == Phase.BACKWARD]).tolist()
+    return bool(outside) and any(outside[0] in window.trace.stack(stack) for stack in stacks)
 
 
 def _is_forward(frame: Frame) -> bool:

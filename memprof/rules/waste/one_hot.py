@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -12,9 +12,18 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.large_tensor import LargeTensor, large_tensor
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Place, assigned, bound_names, called_name, calls_in
+from memprof.source_code.program import (
+    Place,
+    assigned,
+    bound_names,
+    called_name,
+    calls_in,
+    place_of,
+)
+from memprof.source_code.smoothed_labels import SmoothedLabels, smoothed_labels
 from memprof.source_code.values import values_of
 from memprof.source_code.verbs import CONVERTING, JOINING
+from memprof.trace import Phase
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
 
@@ -41,6 +50,8 @@ class Use(Enum):
     """``table @ x``: one row of x for each row of the table."""
     ADDS = "a product of matrices adds rows up by"
     """``table.T @ x``: the rows of x that have the same class."""
+    SMOOTHS = "weighs log-probabilities of labels that are smoothed"
+    """``(table * log_p).sum(-1)``, of a table that is no longer of zeros and ones."""
     WEIGHS = "a linear layer takes its weights by"
     """``self.linear(table)``: a column of its weights for each class."""
 
@@ -73,7 +84,13 @@ class OneHot(WasteRule[OneHotTable]):
     def matches(self, window: Window) -> Iterator[OneHotTable]:
         """The large tensor of the peak, made by `one_hot` and read by a product alone."""
         large = large_tensor(window)
-        if large is None or large.place is None:
+        if large is None:
+            return
+        smoothed = self._smoothed(window, large)
+        if smoothed is not None:
+            yield smoothed
+            return
+        if large.place is None:
             return
         statements = weighing_statements(large.place)
         if statements:
@@ -90,6 +107,19 @@ class OneHot(WasteRule[OneHotTable]):
             yield self._match(window, large, rows, Use.PICKS)
         else:
             yield self._match(window, large, rows, product.use, product.instead)
+
+    def _smoothed(self, window: Window, large: LargeTensor) -> OneHotTable | None:
+        """The table of smoothed labels, where a tensor as large as the largest is one."""
+        frames = {row: window.frame_of(row) for row in large.there.tolist()}
+        for row, frame in frames.items():
+            place = place_of(frame)
+            labels = smoothed_labels(place) if place is not None else None
+            if place is None or labels is None:
+                continue
+            rows = _made_of_labels(window, large, place.program.filename, labels)
+            if row in rows:
+                return self._match(window, replace(large, row=row), rows, Use.SMOOTHS)
+        return None
 
     def _match(
         self, window: Window, large: LargeTensor, rows: Ints, use: Use, instead: str = ""
@@ -108,6 +138,8 @@ class OneHot(WasteRule[OneHotTable]):
         """Say what they are, and what for."""
         if match.use is Use.PICKS:
             return "are a one-hot table that picks one value of each row, and what is made of it"
+        if match.use is Use.SMOOTHS:
+            return "are labels that are smoothed in a table of all classes, and its product"
         return f"are a one-hot table that {match.use.value}"
 
     def advice(self, match: OneHotTable, case: Case) -> Iterator[Advice]:
@@ -119,6 +151,11 @@ class OneHot(WasteRule[OneHotTable]):
                 "`F.cross_entropy` takes the indices, and so does "
                 "`x.gather(-1, index[..., None])`; `scatter_add` sums these for each class, and "
                 "`bincount` counts."
+            )
+        elif match.use is Use.SMOOTHS:
+            why = (
+                f"{nbytes} hold a value for each class and row: `F.cross_entropy(logits, target, "
+                "label_smoothing=…)` takes the indices, and makes no table."
             )
         elif match.use is Use.SELECTS:
             why = f"{nbytes} of zeros and ones take rows by a product: an index takes them."
@@ -376,6 +413,35 @@ def _made_at(window: Window, large: LargeTensor, statements: Sequence[ast.stmt])
         of_size = makes | (lives.requested >= lives.requested[large.row])
         is_made |= np.isin(window.site, own) & of_size & ~window.has_owner
     return np.flatnonzero(is_made)
+
+
+def _made_of_labels(
+    window: Window, large: LargeTensor, filename: str, labels: SmoothedLabels
+) -> Ints:
+    """The table and its product in every step, but not the log-probabilities.
+
+    Those are the first of their size that the reading statement makes, if it computes them.
+    """
+    lives, sites = window.lives, window.owners.sites.frames
+    size = int(lives.requested[large.row])
+    narrow = (
+        np.isin(lives.requested, [size, *(size * by for by in _NARROWER)]) | large.in_every_step
+    )
+
+    def of(statement: ast.stmt) -> Ints:
+        lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+        own = [
+            row for row, one in enumerate(sites) if one.filename == filename and one.line in lines
+        ]
+        is_own = np.isin(window.site, own) & narrow & ~window.has_owner
+        return np.flatnonzero(is_own & (window.phase != Phase.BACKWARD))
+
+    read = of(labels.reading)
+    if calls_in(labels.reading, "log_softmax"):
+        read = read[np.argsort(lives.alloc[read], kind="stable")]
+        _, first = np.unique(window.made_in[read], return_index=True)
+        read = np.delete(read, first)
+    return np.unique(np.concatenate([read, *map(of, labels.making)]))
 
 
 def _made_for(window: Window, large: LargeTensor, picking: ast.stmt) -> Ints:

@@ -88,6 +88,9 @@ class RetainedGraph(WasteRule[Retained]):
         requests = list(retaining(case, *([calling] if calling is not None else [])))
         nbytes = format_bytes(match.nbytes)
         if match.is_within_step and calling is not None:
+            if not match.made_before:  # no later pass goes through any of it
+                yield from requests
+                requests = []
             within = (place for _, place in case.frames if place.scope is calling.scope)
             for place in [*within][:1]:
                 yield from _advice_within(place, calling, nbytes, match.made_before)
@@ -189,13 +192,25 @@ def _advice_within(
     let_go = [
         Advice(
             "del_ref",
-            f"`{name}` keeps {nbytes} of activations after the backward pass of line {line}: take "
-            f"its number there (`{name} = {name}.item()`), or `del {name}`.",
+            f"`{name}` keeps {nbytes} of activations after the backward pass of line {line}: "
+            f"{_way_to_drop(name, calling)}.",
             calling,
         )
         for name in names[:1]
     ]
     yield from [*detach, *let_go] if _clears_later(calling) else [*let_go, *detach]
+
+
+def _way_to_drop(name: str, calling: Place) -> str:
+    """What to do with a variable that keeps a graph, and with the loss that keeps it, too."""
+    losses = [
+        call.func.value.id
+        for call in calls_in(calling.statement, "backward")
+        if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name)
+    ]
+    if name in losses:
+        return f"take its number there (`{name} = {name}.item()`), or `del {name}`"
+    return f"`del {', '.join(dict.fromkeys([name, *losses]))}` there"
 
 
 def _read_below(calling: Place) -> set[str]:

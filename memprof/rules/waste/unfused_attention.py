@@ -408,7 +408,9 @@ def _by_line(frame: Frame) -> _Does:
     )
     if any(multiplied) or calls_in(place.statement, *_PRODUCTS):
         does |= _Does.PRODUCT
-    if calls_in(place.statement, "exp", "softmax"):
+    # With a running maximum it is one part of a softmax: such a function works in parts as it is.
+    in_parts = bool(calls_in(place.scope, "maximum"))
+    if calls_in(place.statement, "softmax") or (calls_in(place.statement, "exp") and not in_parts):
         does |= _Does.SOFTMAX
     return does
 

@@ -37,6 +37,8 @@ class UnreadGradients(Match):
     trained runs before them."""
     called_at: Frame | None = None
     """The user's line from which they, and nothing that is trained, were called."""
+    call: str = ""
+    """The one call of that line, where it makes others that need their graph."""
 
 
 class UnusedGradients(WasteRule[UnreadGradients]):
@@ -83,6 +85,7 @@ class UnusedGradients(WasteRule[UnreadGradients]):
             within_model=bool(_roots(names) & _roots([paths[m] for m in training_modules if m])),
             graph=int(window.lives.size[graph[window.at_peak[graph]]].sum()),
             called_at=own_graph.called_at,
+            call=own_graph.call,
         )
 
     def title(self, match: UnreadGradients) -> str:
@@ -111,6 +114,11 @@ class UnusedGradients(WasteRule[UnreadGradients]):
             return
         if match.graph:
             graph_note = f"{format_bytes(match.graph)} of its activations are kept for that"
+            if match.call:
+                yield frozen
+                one = f"Or compute `{match.call}` alone under `torch.no_grad()`: {graph_note}."
+                yield Advice("no_grad", one, site)
+                return
             ungraded = Advice("no_grad", f"{_first_upper(why)}; {graph_note}.", site)
             yield from (ungraded, frozen) if match.called_at is not None else (frozen, ungraded)
             return

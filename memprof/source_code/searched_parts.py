@@ -1,0 +1,60 @@
+"""Where a program searches through all that a container has, by products with each of its items."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from memprof.source_code.idioms import growing, last_name
+from memprof.source_code.program import Place, calls_in
+
+__all__ = ["searching_lines"]
+
+_PRODUCTS = ("bmm", "cdist", "cosine_similarity", "einsum", "matmul", "mm")
+
+
+def searching_lines(place: Place) -> frozenset[int]:
+    """Lines of the file that multiply with every item of the container that a statement fills.
+
+    ``for keys in self.shards: scores = queries @ keys.T``. Of an attribute anywhere in the file, of
+    a variable in its own function. Empty where there are none.
+    """
+    filling = growing(place)
+    if filling is None:
+        return frozenset()
+    name = filling.container
+    scope = place.program.tree if "." in name else place.scope
+    lines: set[int] = set()
+    for targets, iterated, body in _loops(scope):
+        read = {ast.unparse(node) for node in ast.walk(iterated)}
+        is_read = any(
+            last_name(one) == last_name(name) for one in read if ("." in one) == ("." in name)
+        )
+        names = {node.id for node in ast.walk(targets) if isinstance(node, ast.Name)}
+        if is_read:
+            lines.update(line for part in body for line in _products_with(part, names))
+    return frozenset(lines)
+
+
+def _loops(scope: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, list[ast.AST]]]:
+    """Loops and comprehensions: their targets, what they go through, and what they do."""
+    for node in ast.walk(scope):
+        if isinstance(node, (ast.For, ast.AsyncFor)):
+            yield node.target, node.iter, list(node.body)
+        if isinstance(node, (ast.ListComp, ast.GeneratorExp)):
+            for one in node.generators:
+                yield one.target, one.iter, [node.elt]
+
+
+def _products_with(node: ast.AST, names: set[str]) -> Iterator[int]:
+    """Lines of products of matrices that have one of some variables as a factor."""
+    products: list[ast.BinOp | ast.Call] = [
+        one
+        for one in ast.walk(node)
+        if isinstance(one, ast.BinOp) and isinstance(one.op, ast.MatMult)
+    ]
+    products += calls_in(node, *_PRODUCTS)
+    for product in products:
+        read = {one.id for one in ast.walk(product) if isinstance(one, ast.Name)}
+        if read & names:
+            yield from range(product.lineno, (product.end_lineno or product.lineno) + 1)

@@ -1,0 +1,41 @@
+"""Labels that a function smooths by a table: which statements make it, and which reads it."""
+
+from __future__ import annotations
+
+import pytest
+
+from memprof.source_code.program import program_of
+from memprof.source_code.smoothed_labels import smoothed_labels
+
+TABLE = "w = F.one_hot(t, n).float()\nw = w * (1 - e) + e / n\n"
+FILLED = "w = torch.full_like(x, e / n)\nw.scatter_(1, t[:, None], 1 - e)\n"
+AT_ONCE = "w = torch.full((m, n), e / n).scatter_(1, t[:, None], 1 - e)\n"
+SUM = "return -(w * x.log_softmax(-1)).sum(-1)"
+
+
+@pytest.mark.parametrize(
+    ("code", "making", "reading"),
+    [
+        (TABLE + SUM, [2, 3], 4),
+        (FILLED + SUM, [2, 3], 4),
+        (AT_ONCE + "p = F.log_softmax(x, -1)\n" + "return torch.sum(-w * p, dim=-1)", [2], 4),
+        (TABLE + "loss = (-x.log_softmax(-1) * w).sum(-1)\nreturn loss.mean()", [2, 3], 4),
+        (TABLE + SUM + " + w.mean()", [2, 3], 4),
+        # zeros and ones that pick a value are another matter
+        ("w = F.one_hot(t, n).float()\n" + SUM, [], 0),
+        # it is read at a second place, or not by a sum with log-probabilities
+        (TABLE + "keep(w)\n" + SUM, [], 0),
+        (TABLE + "return (w * x).sum(-1)", [], 0),
+        (TABLE + "return (w * x.log_softmax(-1)).max()", [], 0),
+        # a table that is multiplied with another tensor of the same function
+        ("w = F.one_hot(t, n)\nw = w * w\n" + SUM, [], 0),
+        ("w = torch.rand(m, n)\nw = w * (1 - e) + e / n\n" + SUM, [], 0),
+    ],
+)
+def test_a_table_and_the_sum_with_log_probabilities(code, making, reading, tmp_path):
+    path = tmp_path / "train.py"
+    body = "".join(f"    {line}\n" for line in code.splitlines())
+    path.write_text(f"def loss_of(x, t, n, m, e):\n{body}")
+    labels = smoothed_labels(program_of(str(path)).at(2))
+    lines = [one.lineno for one in labels.making] if labels is not None else []
+    assert (lines, labels.reading.lineno if labels is not None else 0) == (making, reading)
