@@ -14,6 +14,7 @@ from memprof.trace import (
     EMPTY,
     NOT_RECORDED,
     SURVIVOR_AGE,
+    Action,
     Category,
     Column,
     Columns,
@@ -98,7 +99,8 @@ def survival(device: DeviceExamination) -> Survival:
     first = 0
     for window in device.windows:
         steps, step_of = _ended_steps(device, window)
-        parts.append(_lives(window, steps, step_of, first))
+        is_last = window is device.windows[-1]
+        parts.append(_lives(window, steps, step_of, first, is_last=is_last))
         numbers.append(steps)
         first += len(steps)
     tables = device.windows[0].trace.tables if device.windows else Tables()
@@ -219,7 +221,10 @@ def _annotated_steps(device: DeviceExamination, window: Window) -> tuple[Ints, I
     return np.arange(len(ends), dtype=np.int64), np.maximum.accumulate(place)
 
 
-def _lives(window: Window, steps: Ints, step_of: Ints, first: int) -> StepLifetimes:
+def _lives(
+    window: Window, steps: Ints, step_of: Ints, first: int, *, is_last: bool
+) -> StepLifetimes:
+    """The lives of a window by step; in the last one what no allocation follows ends with it."""
     lives, trace, index = window.lives, window.trace, window.number
     in_window = lives.alloc >= 0
     birth_places = np.full(len(lives), NOT_RECORDED, dtype=np.int64)
@@ -227,6 +232,10 @@ def _lives(window: Window, steps: Ints, step_of: Ints, first: int) -> StepLifeti
     death_places = np.full(len(lives), OUTLIVED, dtype=np.int64)
     has_end = lives.free < len(trace.events)
     death_places[has_end] = first + np.searchsorted(steps, step_of[lives.free[has_end]])
+    if is_last:  # the last step may end only as the program does, when its functions have returned
+        allocs = np.flatnonzero(trace.events.action == Action.ALLOC)
+        last = int(allocs[-1]) if len(allocs) else -1
+        death_places[has_end & (lives.free > last)] = first + len(steps)
     return StepLifetimes(
         window=np.full(len(lives), index),
         alloc=lives.alloc,

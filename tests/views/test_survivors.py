@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
-from memprof.records import SCHEMA_VERSION, DeviceInfo, Finding, Header, Holder
+from memprof.loading import load
+from memprof.records import SCHEMA_VERSION, DeviceInfo, Finding, Header, Holder, StepColumns
 from memprof.reference_chain import Link
 from memprof.rules.finding import Kind
 from memprof.rules.growth_findings import leaks
 from memprof.run import DeviceRun, Run, Steps
+from memprof.testing import TraceBuilder, write_run
 from memprof.trace import (
     Action,
     Annotation,
@@ -163,3 +166,23 @@ def test_a_snapshot_with_profiler_steps_shows_leaks_too():
     device = DeviceRun("cuda:0", DeviceInfo("cuda:0"), (snapshot,))
     found = leaks(examine(Run("", header, (device,), is_snapshot=True)))
     assert [(f.bytes_per_step, f.site.line) for f in found] == [(512.0, 7)]
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_what_is_freed_after_the_last_allocation_was_there_to_the_end(goes_on, tmp_path):
+    """The last step ended with the program: its functions had returned by then."""
+    trace = TraceBuilder(device="cpu")
+    for step in range(30):
+        trace.label(step=step)
+        trace.alloc(4096, f"t{step}", stack=(LINE,))
+    for step in range(29):
+        trace.free(f"t{step}")
+    if goes_on:
+        trace.alloc(512, "more", stack=(LINE,))
+    numbers = list(range(30))
+    steps = StepColumns(first=numbers, last=numbers, window=[0] * 30)
+    run = load(write_run(tmp_path / "run.json", trace.build(), steps=steps))
+    lives = survival(examine(run).devices[0])
+    assert lives.steps.tolist() == numbers
+    assert bool(lives.outlast(np.arange(29)).all()) is not goes_on
+    assert bool(leaks(examine(run))) is not goes_on

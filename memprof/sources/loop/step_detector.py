@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -51,6 +51,16 @@ class Guess(msgspec.Struct):
     """Where each of them ended; 0 where they ended in several places."""
 
 
+class _Versions(NamedTuple):
+    """What the first trained parameter of a module was when a call ended."""
+
+    module: weakref.ref[Any]
+    own: int
+    """Its ``_version``."""
+    gradient: tuple[int, int]
+    """Which gradient it had, in which version."""
+
+
 class _OfCalls:
     """Stands for a backward pass, of which each place is a turn of its own."""
 
@@ -94,7 +104,7 @@ class StepDetector:
         self._calls = {Sign.BARE_CALL: TurnOrder(), Sign.CALL: TurnOrder()}
         self._backward = TurnOrder()
         self._of_calls = _OfCalls()
-        self._versions: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._versions: dict[int, _Versions] = {}
         self._by_hand: weakref.ref[Any] | None = None
         self._sign: Sign | None = None
         """The surest so far."""
@@ -258,8 +268,12 @@ class StepDetector:
             return False
         if len(self._versions) >= _MOST_MODULES:
             self._versions.clear()
-        self._versions[id(module)] = weakref.ref(module), parameter._version
-        if gradient_of(parameter) is not None:
+        before, gradient = self._versions.get(id(module)), gradient_of(parameter)
+        now = _Versions(weakref.ref(module), parameter._version, _state_of(gradient))
+        self._versions[id(module)] = now
+        # A gradient of a training that is over stays as it is: no backward pass adds to it.
+        is_learning = before is None or before.gradient != now.gradient
+        if gradient is not None and is_learning:
             self._undecided_calls = self._continuations = 0
         elif self._continues:
             self._continuations += 1
@@ -273,9 +287,10 @@ class StepDetector:
 
     def _is_changed(self, module: Any) -> bool:
         """Whether its parameters are others than when a call in training ended, by `_version`."""
-        ref, version = self._versions.get(id(module), (None, 0))
-        parameter = _first_trained(module) if ref is not None and ref() is module else None
-        return parameter is not None and parameter._version != version
+        before = self._versions.get(id(module))
+        is_known = before is not None and before.module() is module
+        parameter = _first_trained(module) if is_known else None
+        return before is not None and parameter is not None and parameter._version != before.own
 
     def _put_lines_together(self) -> None:
         """A surer sign is there: all that loops of operators were is part of the step under way."""
@@ -335,6 +350,10 @@ class StepDetector:
 
 def _nobody(_guess: Guess, _merged: bool) -> None:
     """Where nobody asks."""
+
+
+def _state_of(gradient: Any) -> tuple[int, int]:
+    return (id(gradient), gradient._version) if gradient is not None else (0, 0)
 
 
 def _first_trained(module: Any) -> Any:

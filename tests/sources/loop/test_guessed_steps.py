@@ -240,3 +240,24 @@ def test_explanations_after_the_training_have_steps_where_no_operator_is_seen(st
     assert (guessed.sign, guessed.last) == ("backward", count - 1)
     assert guessed.line == explained.__code__.co_firstlineno + 2
     assert count == 5 + 30 - 8  # as above; what ended with a call is put together
+
+
+@pytest.mark.usefixtures("with_native")
+@pytest.mark.parametrize(("sets_to_none", "late"), [(False, 16), (True, 15)])
+def test_a_simulation_after_the_training_has_steps_of_its_own(sets_to_none, late, steps):
+    """Its model is in training mode still, with the gradients of the last step."""
+
+    def program():
+        model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(6):
+            trained(model, optimizer, torch.ones(2, 3))
+        optimizer.zero_grad(set_to_none=sets_to_none)
+        place = torch.zeros(4, 3, requires_grad=True)
+        for _ in range(60):
+            (force,) = torch.autograd.grad(model(place).sum(), place, create_graph=True)
+            place = (place + 0.01 * force).detach().requires_grad_(True)
+
+    number, guessed = steps(program)
+    # The first calls might have belonged to the training still; with a gradient one call more.
+    assert (number, guessed.sign) == (6 + 60 - late, "backward")
