@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +27,10 @@ __all__ = ["Clause", "clauses", "describe", "keeper", "label", "names_line", "sh
 _JOINED = ", kept by "
 _AGAIN = r"((?:\.\w+|\[[^\[\]]*\]){1,4}?)\1{3,}"
 """Attributes and items that follow one another at least four times."""
+
+
+_MOST_CLAUSES = 3
+"""Of a title: a chain that has more is shown in full below it."""
 
 
 class Clause(NamedTuple):
@@ -51,10 +55,29 @@ def shortened(links: Sequence[Link]) -> str:
     return describe(links)
 
 
-def keeper(links: Sequence[Link]) -> str:
-    """Return what a person can let go of, first: a graph's nodes in between are a detail."""
+def keeper(links: Sequence[Link], kind: LinkKind) -> str:
+    """Return what a person can let go of, first: a graph's nodes in between are a detail.
+
+    Of a long chain what keeps the tensor itself, the link of ``kind``, which says most about why,
+    and the name are told.
+    """
     above = above_graph(links)
-    return f"{describe(above)}, through the autograd graph" if above else describe(links)
+    return (
+        f"{_abridged(above, kind)}, through the autograd graph" if above else _abridged(links, kind)
+    )
+
+
+def _abridged(links: Sequence[Link], kind: LinkKind) -> str:
+    texts = [clause.text for clause in clauses(links)]
+    if len(texts) <= _MOST_CLAUSES:
+        return _JOINED.join(texts)
+    telling = {_clause(link).text for link in links if link.kind == kind and kind not in IN_PATHS}
+    at = next((at for at, text in enumerate(texts) if text in telling), len(texts) - 2)
+    shown = sorted({0, at, len(texts) - 1})
+    parts = [texts[0]]
+    for before, now in pairwise(shown):
+        parts += [*(["…"] if now > before + 1 else []), texts[now]]
+    return _JOINED.join(parts)
 
 
 def names_line(links: Sequence[Link], filename: str, line: int) -> bool:

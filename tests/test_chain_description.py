@@ -68,9 +68,32 @@ def test_a_chain_is_described_from_the_tensor_up():
     assert describe([*LOG, GRAPH, SAVED]) == f"{saved}, kept by {graph}, kept by {log}"
     assert shortened([*LOG, GRAPH, SAVED]) == f"{saved}, kept by …, kept by {log}"
     assert shortened(LOG) == log
-    assert keeper([*LOG, GRAPH, SAVED]) == f"{log}, through the autograd graph"
-    assert keeper([GRAPH, SAVED]) == f"{saved}, kept by {graph}"  # nothing above it is known
-    assert keeper([*LOG, GRAPH]) == f"{graph}, kept by {log}"
+    assert keeper([*LOG, GRAPH, SAVED], GRAPH.kind) == f"{log}, through the autograd graph"
+    assert (
+        keeper([GRAPH, SAVED], GRAPH.kind) == f"{saved}, kept by {graph}"
+    )  # nothing above it is known
+    assert keeper([*LOG, GRAPH], GRAPH.kind) == f"{graph}, kept by {log}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "middle"),
+    [
+        (LinkKind.HOOK, "…, kept by forward hook of Linear, kept by …"),
+        (LinkKind.CLOSURE, "variable `seen` in the closure of collect(), kept by …"),
+        (LinkKind.ITEM, "…, kept by bound method trainer.step()"),
+    ],
+)
+def test_of_a_long_chain_a_title_names_both_ends_and_what_tells_most(kind, middle):
+    chain = [
+        Link(LinkKind.GLOBAL, "trainer", "__main__"),
+        Link(LinkKind.BOUND_METHOD, "__self__", "trainer.step"),
+        Link(LinkKind.HOOK, "forward hook", "Linear"),
+        Link(LinkKind.CLOSURE, "seen", "collect"),
+        Link(LinkKind.ITEM, "4", "list", length=7),
+    ]
+    first, *_, last = describe(chain).split(", kept by ")
+    assert keeper(chain, kind) == f"{first}, kept by {middle}, kept by {last}"
+    assert keeper(chain[2:], kind) == describe(chain[2:])
 
 
 def test_the_lines_that_a_description_names_are_known_without_reading_it():

@@ -348,5 +348,5 @@ def _distinct(holders: Sequence[Holder]) -> tuple[Holder, ...]:
 
 def _title(per_step: float, holders: Sequence[Holder], frame: Frame, often: str) -> str:
     has_name = holders and holders[0].is_named
-    by = keeper(holders[0].links) if has_name else f"made at {site_name(frame)}"
+    by = keeper(holders[0].links, holders[0].kind) if has_name else f"made at {site_name(frame)}"
     return f"grows by {format_bytes(round(per_step))} {often}: {by}"

@@ -106,7 +106,7 @@ class UnexplainedGrowth:
         if self.holder is not None:
             return (
                 f"when the job was searched last, in step {self.searched_step}, "
-                f"{keeper(self.holder.links)} had what grew: look there first"
+                f"{keeper(self.holder.links, self.holder.kind)} had what grew: look there first"
             )
         if self.is_snapshot:
             return "`memprof run` looks in the job for what holds it"

@@ -235,7 +235,8 @@ def _lives(
     if is_last:  # the last step may end only as the program does, when its functions have returned
         allocs = np.flatnonzero(trace.events.action == Action.ALLOC)
         last = int(allocs[-1]) if len(allocs) else -1
-        death_places[has_end & (lives.free > last)] = first + len(steps)
+        at_end = has_end & (lives.free > last) & (death_places - birth_places > SURVIVOR_AGE)
+        death_places[at_end] = first + len(steps)
     return StepLifetimes(
         window=np.full(len(lives), index),
         alloc=lives.alloc,

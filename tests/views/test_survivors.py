@@ -184,5 +184,5 @@ def test_what_is_freed_after_the_last_allocation_was_there_to_the_end(goes_on, t
     run = load(write_run(tmp_path / "run.json", trace.build(), steps=steps))
     lives = survival(examine(run).devices[0])
     assert lives.steps.tolist() == numbers
-    assert bool(lives.outlast(np.arange(29)).all()) is not goes_on
+    assert bool(lives.outlast(np.arange(27)).all()) is not goes_on
     assert bool(leaks(examine(run))) is not goes_on

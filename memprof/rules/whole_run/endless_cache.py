@@ -72,7 +72,7 @@ class EndlessCache(RunRule[FilledCache]):
         """Say by how much it grows at a run of the line, and what keeps it."""
         each = format_bytes(match.nbytes // match.count)
         times = format_count(match.count)
-        by = keeper(match.holders[0].links)
+        by = keeper(match.holders[0].links, match.holders[0].kind)
         return f"grows by {each} each time {match.shown_line} runs ({times} times): {by}"
 
 

@@ -66,7 +66,7 @@ class ViewsInContainer(RunRule[StoredViews]):
     def title(self, match: StoredViews) -> str:
         """Say how much it is, and what holds it."""
         share = format_percent(match.nbytes, match.peak)
-        by = keeper(match.holders[0].links)
+        by = keeper(match.holders[0].links, match.holders[0].kind)
         return f"{format_bytes(match.nbytes)} ({share} of the peak) are kept for small parts: {by}"
 
     def advice(self, match: StoredViews, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - of the case
