@@ -110,8 +110,8 @@ class OneHot(WasteRule[OneHotTable]):
 
     def _smoothed(self, window: Window, large: LargeTensor) -> OneHotTable | None:
         """The table of smoothed labels, where a tensor as large as the largest is one."""
-        frames = {row: window.frame_of(row) for row in large.there.tolist()}
-        for row, frame in frames.items():
+        rows_of = {window.frame_of(row): row for row in large.there.tolist()}
+        for frame, row in rows_of.items():
             place = place_of(frame)
             labels = smoothed_labels(place) if place is not None else None
             if place is None or labels is None:
