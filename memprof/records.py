@@ -431,7 +431,8 @@ class Finding(msgspec.Struct, frozen=True, tag_field="kind", tag="finding", omit
 
     ``finding`` names what it is about: ``holders`` (of a site's survivors), ``garbage`` (what the
     cyclic collector freed), ``host_growth``, ``oom``, ``time_to_full`` (``bytes`` are
-    free then, and ``details`` say at which step and in what time there are none).
+    free then, and ``details`` say at which step and in what time there are none), ``profiled``
+    (``count`` of a model's calls in ``details`` that torch's profiler recorded, since ``step``).
     """
 
     finding: str

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from memprof.sources.cuda.oom_observer import Exhausted
     from memprof.sources.owners.padded_batches import PaddedBatchesWatch
     from memprof.sources.owners.unmoved_parameters import UnmovedParametersWatch
+    from memprof.sources.profiled_calls import ProfiledCallsWatch
     from memprof.sources.protocol import EventSource
 
 __all__ = ["PREPARES_US", "Session", "is_closed"]
@@ -120,8 +121,9 @@ class Session:
             msgspec.structs.replace(options.policy, ranks=ranks), round(_clock_us())
         )
         self._loop_watch: LoopWatch | None = None
-        self._unmoved: UnmovedParametersWatch | None = None
-        self._padded: PaddedBatchesWatch | None = None
+        self._watches: tuple[
+            UnmovedParametersWatch | PaddedBatchesWatch | ProfiledCallsWatch, ...
+        ] = ()
         self._survivor_watch: SurvivorWatch | None = None
         self._searched_sources: list[EventSource] | None = None
         self._reads_devices = False
@@ -267,14 +269,15 @@ class Session:
     def _open_watches(self) -> None:
         """What looks at the program's steps alone, and so may come after the first record."""
         loop_watch = self._loop_watch
-        if loop_watch is None or self._unmoved is not None:
+        if loop_watch is None or self._watches:
             return
         from memprof.sources.owners.padded_batches import PaddedBatchesWatch
         from memprof.sources.owners.unmoved_parameters import UnmovedParametersWatch
+        from memprof.sources.profiled_calls import ProfiledCallsWatch
 
-        self._unmoved = UnmovedParametersWatch(loop_watch)
-        self._padded = PaddedBatchesWatch(loop_watch)
-        loop_watch.listeners += (self._unmoved, self._padded)
+        kinds = (UnmovedParametersWatch, PaddedBatchesWatch, ProfiledCallsWatch)
+        self._watches = tuple(kind(loop_watch) for kind in kinds)
+        loop_watch.listeners += self._watches
         if self._searched_sources is not None:
             self._survivor_watch = _survivor_watch(
                 self._add_survivor, self.recording.note, self._options.budget
@@ -610,8 +613,8 @@ class Session:
         self.meter.edge(thread_us() - began_us - searched_us)
 
     def _write_observations(self) -> None:
-        for watch in (self._unmoved, self._padded):
-            record = watch.take() if watch is not None else None
+        for watch in self._watches:
+            record = watch.take()
             if record is not None:
                 self.output.write(record)
 

@@ -11,11 +11,11 @@ from memprof.trace import NOT_RECORDED
 __all__ = ["came_and_went"]
 
 _FEWEST_ROWS = 8
-_LEAST_TIMES = 4
+_LEAST_TIMES = 2
 """As much as was seen to grow has to be expected since: a shorter time tells nothing."""
 _MOST_RISE = 0.1
 """Of what was expected."""
-_LEAST_RISES = 3
+_LEAST_RISES = 2
 
 
 def came_and_went(steps: Steps, last_step: int, nbytes: int, per_step: float) -> bool:

@@ -47,6 +47,8 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "topk": "Let `torch.topk` take the first few: nothing is sorted whole.",
         "narrow_first": "Take the part that is read before computing, not of the result.",
         "single_precision": "Compute in float32: no `double()`, and data in float32 too.",
+        "per_sample_jacobian": "Compute the Jacobian of each sample by itself: `vmap(jacrev(f))`.",
+        "profiler_schedule": "Give torch's profiler a schedule, so that it records a few steps.",
         "store_once": "Store what two entries share once, and read it by its place.",
         "keep_bytes": "Keep bytes as `torch.uint8`, and divide a batch when it is used.",
         "thin_factors": "Ask a decomposition for thin factors: `full_matrices=False`.",

@@ -249,7 +249,7 @@ def _accumulated(
 def _made_larger(
     examination: DeviceExamination, findings: Sequence[RuleFinding], since: int
 ) -> int:
-    """By how much larger than in a step is in the last one what a finding of waste is about.
+    """By how much larger than in a step is in the last one what a headline of waste is about.
 
     It is made anew in each: logits of batches that are sorted by their lengths.
     """
@@ -262,6 +262,7 @@ def _made_larger(
     ]
     if last is None or not len(steps) or not wasted:
         return 0
+    # What lives on for steps is growth, whatever else is wrong with it.
     mask = _made_by(wasted, last) & (last.freed_in - last.made_in < SURVIVOR_AGE)
     before, now = (
         last.bytes_of(mask & last.lives.alive_at(last.first_event[int(step)]))

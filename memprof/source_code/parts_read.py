@@ -44,6 +44,8 @@ _OF_MODULES = "/torch/nn/modules/module.py"
 _DIAGONALS = frozenset(("diag", "diagonal", "trace"))
 _PRODUCTS = frozenset(("cdist", "matmul", "mm"))
 """Functions that compute a value for each pair of rows."""
+_COVARIANCE = "covariance_matrix"
+"""Attribute of `torch.distributions.MultivariateNormal`, and of classes derived from it."""
 _REPEATING = (*LOOPS, *COMPREHENSIONS)
 _SORTS = frozenset(("argsort", "sort"))
 
@@ -53,6 +55,8 @@ class Instead(Enum):
 
     ROWS = "the rows of a product"
     """For the diagonal of a product of matrices."""
+    VARIANCE = "the variance of a distribution"
+    """For the diagonal of its covariance matrix."""
     FIRST = "topk"
     """For the first of sorted values."""
     OPERANDS = "the part of the operands"
@@ -189,6 +193,8 @@ def _gathering(value: ast.expr, around: list[ast.AST]) -> ast.Call | None:
 
 def _way_of(node: ast.AST) -> Instead | None:
     """What could compute a part of an expression by itself; None for other expressions."""
+    if isinstance(node, ast.Attribute) and node.attr == _COVARIANCE:
+        return Instead.VARIANCE
     if _is_product(node):
         return Instead.ROWS
     if _is_sorted(node):
@@ -240,7 +246,7 @@ def _parts_of(place: Place, value: ast.expr, instead: Instead) -> list[ast.expr 
 def _part_of(value: ast.expr, around: list[ast.AST], instead: Instead) -> ast.expr | None:
     """The expression around a value that takes its diagonal, its first few, or another part."""
     parent = around[-1] if around else None
-    if instead is not Instead.ROWS:
+    if instead not in (Instead.ROWS, Instead.VARIANCE):
         takes = _are_first_few if instead is Instead.FIRST else _is_narrower
         if isinstance(parent, ast.Subscript) and parent.value is value and takes(parent.slice):
             return parent

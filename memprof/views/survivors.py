@@ -235,8 +235,10 @@ def _lives(
     if is_last:  # the last step may end only as the program does, when its functions have returned
         allocs = np.flatnonzero(trace.events.action == Action.ALLOC)
         last = int(allocs[-1]) if len(allocs) else -1
-        at_end = has_end & (lives.free > last) & (death_places - birth_places > SURVIVOR_AGE)
-        death_places[at_end] = first + len(steps)
+        older = (lives.free > last) & (death_places - birth_places > SURVIVOR_AGE)
+        at_end = older & has_end
+        if 2 * lives.size[at_end].sum() > lives.size[older & in_window].sum():
+            death_places[at_end] = first + len(steps)
     return StepLifetimes(
         window=np.full(len(lives), index),
         alloc=lives.alloc,

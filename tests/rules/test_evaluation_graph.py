@@ -163,3 +163,36 @@ def test_a_line_that_trains_as_well_is_not_to_be_put_under_no_grad(at_one_line, 
     assert remedy.fix == "no_grad"
     assert ("This line trains as well" in remedy.why) is at_one_line
     assert remedy.code.startswith("classifier.fit(" if at_one_line else "classifier.predict(")
+
+
+def evaluated_first():
+    """Within one step: the backward pass that follows is that of another forward pass."""
+    model, optimizer = job()
+
+    def step(number):
+        for _ in range(2):
+            model(torch.randn(8192, 64)).square().mean().item()
+        trained(model, optimizer)
+
+    return step
+
+
+def summed():
+    """One backward pass goes through all of them."""
+    model, optimizer = job()
+
+    def step(number):
+        losses = [model(torch.randn(4096, 64)).square().mean() for _ in range(3)]
+        sum(losses).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def test_passes_before_that_of_the_training_are_told_from_passes_of_a_sum(tmp_path):
+    found, *_ = findings_of(evaluated_first, tmp_path / "run.json")
+    assert (found.rule, found.minor) == ("evaluation-graph", False)
+    assert found.remedies[0].saves_bytes == 3 * 8192 * 64 * 4  # all results but the last
+    rules = {one.rule for one in findings_of(summed, tmp_path / "sum.json")}
+    assert "evaluation-graph" not in rules

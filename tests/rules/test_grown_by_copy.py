@@ -40,6 +40,23 @@ def room_that_doubles():
     return step
 
 
+def queue_of_negatives():
+    """It is cut to so many rows at once, and is as long as that soon."""
+
+    def step(number):
+        queue = torch.zeros(0, 1024)
+        for _ in range(8):
+            queue = torch.cat((queue, torch.ones(64, 1024)))[-256:]
+        queue.sum().item()
+
+    return step
+
+
+def test_a_queue_of_a_largest_length_is_meant(tmp_path):
+    found = findings_of(queue_of_negatives, tmp_path / "run.json")
+    assert "grown-by-copy" not in {one.rule for one in found}
+
+
 def test_a_room_that_doubles_until_it_is_large_enough_is_meant(tmp_path):
     found = findings_of(room_that_doubles, tmp_path / "run.json")
     assert "grown-by-copy" not in {one.rule for one in found}

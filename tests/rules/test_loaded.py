@@ -59,3 +59,29 @@ def test_all_that_was_loaded_is_there_and_its_name_is_told(tmp_path):
     first, second = loaded.remedies
     assert first.why == "Drop `checkpoint` once the model has been filled from it."
     assert '+    checkpoint = torch.load(checkpoint_file(), map_location="cpu")' in second.patch
+
+
+def averages():
+    """Several files are loaded, and then added up."""
+    paths = [checkpoint_file() for _ in range(6)]
+
+    def step(number):
+        states = [torch.load(path)["model"] for path in paths]
+        if number == 8:
+            return sum(state["0.weight"].sum().item() for state in states)
+        return None
+
+    def rarely(number):
+        return step(number) if number == 8 else trained(model())
+
+    return rarely
+
+
+def test_of_files_that_are_loaded_at_once_one_after_the_other_is_enough(tmp_path):
+    (found,) = [one for one in findings_of(averages, tmp_path / "run.json") if one.rule == "loaded"]
+    assert found.match.passing
+    first, *_ = found.remedies
+    assert (first.fix, first.code) == (
+        "running_total",
+        'states = [torch.load(path)["model"] for path in paths]',
+    )

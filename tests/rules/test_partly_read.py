@@ -280,6 +280,21 @@ def a_diagonal():
     return step
 
 
+def a_variance():
+    """A distribution of many points is asked for their covariances."""
+
+    factor = torch.eye(512)
+
+    def step(number):
+        points = torch.distributions.MultivariateNormal(
+            torch.zeros(512), scale_tril=factor, validate_args=False
+        )
+        variance = points.covariance_matrix.diagonal()
+        return variance.sum().item()
+
+    return step
+
+
 def the_best():
     """All scores are sorted for the first few."""
 
@@ -396,6 +411,13 @@ def test_what_a_line_computes_itself_is_told_with_its_part(program, read, nbytes
     (one,) = (one for one in found if one.rule == "partly-read")
     assert (one.minor, one.bytes, one.remedies[0].fix) == (False, nbytes, fix)
     assert one.title.endswith(f"are computed whole, and only `{read}` is read")
+
+
+def test_of_a_covariance_matrix_the_variance_is_enough(tmp_path):
+    found = findings_of(a_variance, tmp_path / "run.json")
+    (one,) = (one for one in found if one.rule == "partly-read")
+    assert one.title.endswith("and only `points.covariance_matrix.diagonal()` is read")
+    assert (one.remedies[0].fix, one.remedies[0].typed) == ("narrow_first", "points.variance")
 
 
 @pytest.mark.parametrize(

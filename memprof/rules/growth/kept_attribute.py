@@ -57,7 +57,8 @@ class KeptAttribute(GrowthRule[Name]):
             if place is not None:
                 names = bound_names(place.statement)
                 return Name(holder, place, ast.unparse(names[0]) if names else "")
-        return Name(place=case.site) if case.finding.site.filename else None
+        is_of_tensors = bool(case.finding.site.filename and case.finding.bytes_per_step)
+        return Name(place=case.site) if is_of_tensors else None
 
     def advice(self, cause: Name, case: Case) -> Iterator[Advice]:
         """Drop the reference."""

@@ -25,6 +25,9 @@ _LEAST_KEPT = 0.4
 _LEAST_SPREAD = 0.5
 """Of the modules that made something, those that keep something: results that a model returns come
 from few of them."""
+_MOST_LEARNT = 0.1
+"""Of what a pass keeps, that is there when the next backward pass of its step begins: with more it
+goes through this pass as well."""
 _LEAST_KEPT_BY_ALL = 0.15
 """Of the bytes, where they are kept all over the model: operators have buffers of their own."""
 
@@ -42,10 +45,13 @@ class EvaluationGraph(WasteRule[Match]):
         graph_rows: list[int] = []
         ends: list[int] = []
         brief = window.freed_in - window.made_in < 2  # else it may be a cache, or kept on purpose
-        for first, last in _unused_forwards(window):
+        for first, last, learns_at in _unused_forwards(window):
             low, high = np.searchsorted(lives.alloc, [first, last + 1])  # rows are in this order
             rows = np.arange(low, high)
             alive = rows[(lives.free[rows] > last) & ~window.has_owner[rows]]
+            is_learnt = lives.free[alive] >= learns_at
+            if learns_at < window.events and is_learnt.sum() > _MOST_LEARNT * len(alive):
+                continue
             by_all = _is_kept_by_all(window, rows, alive)
             pass_bytes = int(lives.size[rows].sum())
             rows = alive if by_all else alive[brief[alive]]
@@ -129,8 +135,12 @@ def _is_kept_by_all(window: Window, rows: Ints, alive: Ints) -> bool:
     return len(frees) > 0 and int(frees[-1]) < window.events and np.ptp(frees) <= 2 * len(alive)
 
 
-def _unused_forwards(window: Window) -> Iterator[tuple[int, int]]:
-    """First and last event of forward passes that no backward pass follows before the next one."""
+def _unused_forwards(window: Window) -> Iterator[tuple[int, int, int]]:
+    """First and last event of forward passes that no backward pass follows before the next one.
+
+    And where the next backward pass of the same step begins, as a loss may be a sum of several
+    passes: one that is used by it has its graph then still. The window's end where none comes.
+    """
     in_module = np.array([bool(label.module) for label in window.trace.tables.labels])
     is_alloc = window.trace.events.action == Action.ALLOC
     backward = np.flatnonzero((window.phase_of_event == Phase.BACKWARD) & is_alloc)
@@ -138,15 +148,12 @@ def _unused_forwards(window: Window) -> Iterator[tuple[int, int]]:
     for number, (first, last) in enumerate(runs):
         until = runs[number + 1][0] if number + 1 < len(runs) else window.events
         at = int(np.searchsorted(backward, last))
-        if at == len(backward) or (backward[at] > until and not _follows(window, last)):
-            yield first, last
-
-
-def _follows(window: Window, event: int) -> bool:
-    """Whether a backward pass comes later in the same step: the loss may be a sum of passes."""
-    step = window.step_of_event[event]
-    later = window.phase_of_event[event + 1 :][window.step_of_event[event + 1 : -1] == step]
-    return bool((later == Phase.BACKWARD).any())
+        if at == len(backward):
+            yield first, last, window.events
+        elif backward[at] > until:
+            begins = int(backward[at])
+            same_step = window.step_of_event[begins] == window.step_of_event[last]
+            yield first, last, begins if same_step else window.events
 
 
 RULE = EvaluationGraph()

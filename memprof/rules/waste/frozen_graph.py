@@ -20,6 +20,8 @@ from memprof.views.window import Ints, Window
 
 __all__ = ["RULE"]
 
+_INPUTS_ASK = "enable_input_require_grads"
+"""Method of transformers' models by which what an embedding returns takes a gradient."""
 _LEAST_SHARE = 0.1
 """Of the peak: a normalization or an embedding that is frozen on purpose keeps less."""
 
@@ -75,7 +77,11 @@ class FrozenGraph(WasteRule[FrozenModules]):
         place = (
             case.place_at(request.program.filename, request.line) if request is not None else None
         )
-        yield Advice("detach", f"Leave the input without a gradient: {why}.", place)
+        if place is not None and calls_in(place.statement, _INPUTS_ASK):
+            vain = f"only checkpointing needs it, and there is none; {why}"
+            yield Advice("detach", f"Leave `{_INPUTS_ASK}()` out: {vain}.", place)
+        else:
+            yield Advice("detach", f"Leave the input without a gradient: {why}.", place)
         outside = (p for frame, p in case.frames if frame.name.rpartition(".")[2] != "forward")
         outside_site = next(outside, case.site)
         yield Advice(
@@ -111,6 +117,12 @@ def _module_of_label(window: Window) -> Ints:
 
 def _asked_in_vain(programs: Sequence[Program]) -> Iterator[Place]:
     """``images.requires_grad_(True)``, ``x.requires_grad = True``, with no ``.grad`` of it read."""
+    if not any(map(_checkpoints, programs)):
+        for program in programs:
+            for call in calls_in(program.tree, _INPUTS_ASK):
+                asking = program.at(call.lineno)
+                if asking is not None:
+                    yield asking
     for program, node in ((one, node) for one in programs for node in ast.walk(one.tree)):
         name = _asked_of(node)
         place = program.place(node) if name and isinstance(node, ast.stmt) else None
@@ -119,6 +131,15 @@ def _asked_in_vain(programs: Sequence[Program]) -> Iterator[Place]:
         flow = flow_of(programs, place, name, through=False)
         if not flow.is_lost and not _serves(flow, place):
             yield place
+
+
+def _checkpoints(program: Program) -> bool:
+    """Whether a file asks for gradient checkpointing, which needs an input with a gradient."""
+    names = {called_name(call) for call in calls_in(program.tree)}
+    switches = {
+        keyword.arg for call in calls_in(program.tree) for keyword in call.keywords if keyword.arg
+    }
+    return any("checkpoint" in name for name in names | switches)
 
 
 def _asked_of(node: ast.AST) -> str:

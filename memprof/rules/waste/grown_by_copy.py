@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from memprof.rules.case import Case
 from memprof.rules.large_tensor import large_tensor, made_on_its_line
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idioms import enlarged_copy
+from memprof.source_code.program import Place, called_name
+from memprof.source_code.verbs import JOINING
 from memprof.units import format_bytes
 from memprof.views.window import Window
 
@@ -36,6 +39,8 @@ class GrownByCopy(WasteRule[Match]):
         lasting = copies[window.lives.free[copies] > window.lives.alloc[copies] + _SOON]
         if len(lasting) and all(_is_by_factor(window, int(row)) for row in lasting):
             return  # few copies, of a room that is kept large enough
+        if _keeps_the_last(large.place):
+            return  # a queue that is as long as it is meant to be, soon
         yield Match(
             row=large.row,
             rows=large.there,
@@ -52,6 +57,18 @@ class GrownByCopy(WasteRule[Match]):
         why = f"Old and new copy are there at once, {format_bytes(match.nbytes)}"
         yield Advice("preallocate", f"{why}: allocate once and fill.", case.site)
         yield Advice("cpu_offload", f"{why}: collect the parts on the host.", case.site)
+
+
+def _keeps_the_last(place: Place) -> bool:
+    """Whether a statement keeps so many of the joined rows at most: ``cat((x, new))[-n:]``."""
+    return any(
+        isinstance(node, ast.Subscript)
+        and isinstance(node.value, ast.Call)
+        and called_name(node.value) in JOINING
+        and isinstance(node.slice, ast.Slice)
+        and isinstance(node.slice.lower, ast.UnaryOp)
+        for node in ast.walk(place.statement)
+    )
 
 
 def _is_by_factor(window: Window, row: int) -> bool:

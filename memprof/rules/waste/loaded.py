@@ -15,7 +15,7 @@ from memprof.rules.references import advice_on_exceptions, advice_on_views
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.lasting_names import first_binding
 from memprof.source_code.patch import diff, with_keyword
-from memprof.source_code.program import Place, own_calls
+from memprof.source_code.program import Place, calls_in, own_calls
 from memprof.source_code.scopes import qualified_name
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Window
@@ -43,7 +43,7 @@ class LoadedFile(WasteRule[LoadedCheckpoint]):
 
     name = "loaded"
     summary = "tensors that were loaded from a file are there beside the model"
-    fixes = ("map_location_cpu", "del_ref", "clear_traceback", "clone_view")
+    fixes = ("map_location_cpu", "del_ref", "running_total", "clear_traceback", "clone_view")
     names_holders = True
 
     def matches(self, window: Window) -> Iterator[LoadedCheckpoint]:
@@ -107,11 +107,26 @@ def _load_to_host(
 
 
 def _drop(match: LoadedCheckpoint, place: Place | None) -> Advice:
+    if match.passing and place is not None and _loads_many(place):
+        why = (
+            "All files are loaded before any is used: load one after the other, and add up what is "
+            "made of it."
+        )
+        return Advice("running_total", why, place)
     what = f"`{match.name}`" if match.name else "the loaded file"
     used = (
         "as soon as it has been used" if match.passing else "once the model has been filled from it"
     )
     return Advice("del_ref", f"Drop {what} {used}.", place)
+
+
+def _loads_many(place: Place) -> bool:
+    """Whether a statement, or the loop around it, loads a file in each turn of it."""
+    if place.loop is not None:
+        return True
+    loops = (ast.ListComp, ast.DictComp, ast.SetComp, ast.GeneratorExp)
+    nodes = [node for node in ast.walk(place.statement) if isinstance(node, loops)]
+    return any(_is_torch_load(place, call) for node in nodes for call in calls_in(node, "load"))
 
 
 def _goes_to_host(call: ast.Call) -> bool:

@@ -103,6 +103,13 @@ class PartlyReadResult(WasteRule[PartlyRead]):
                 "`logsumexp(-1)` off, of a few rows at a time (of all at once it takes as much)."
             )
             yield Advice("narrow_first", why, case.site)
+        elif part.instead is Instead.VARIANCE:
+            of = part.text.partition(".covariance_matrix")[0]
+            why = (
+                f"Only `{part.text}` of the {nbytes} is read: one value for each point, which the "
+                "distribution's `variance` computes alone."
+            )
+            yield Advice("narrow_first", why, case.site, typed=f"{of}.variance")
         elif part.instead is Instead.OPERANDS:
             why = (
                 f"Only `{part.text}` of the {nbytes} is read: take that part of the operands, and "
@@ -162,9 +169,12 @@ def _part(window: Window, large: LargeTensor) -> PartRead | ComputedPart | None:
     stack = window.stack(large.row)
     if _is_by_linear(stack):
         return part_read(stack)
-    if large.place is None or not made_by_its_statement(window, large.row):
+    if large.place is None:
         return None
-    return computed_part(large.place)
+    part = computed_part(large.place)
+    # A distribution's property computes it in functions of a library's.
+    in_library = part is not None and part.instead is Instead.VARIANCE
+    return part if in_library or made_by_its_statement(window, large.row) else None
 
 
 def _is_by_linear(stack: Sequence[Frame]) -> bool:

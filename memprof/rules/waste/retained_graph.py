@@ -12,6 +12,7 @@ from memprof.rules.case import Case
 from memprof.rules.graph_lines import retaining
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.program import Place, bound_names, calls_in, loaded_names
+from memprof.source_code.values import values_of
 from memprof.trace import EMPTY, Action, Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Ints, Window
@@ -210,7 +211,15 @@ def _way_to_drop(name: str, calling: Place) -> str:
     ]
     if name in losses:
         return f"take its number there (`{name} = {name}.item()`), or `del {name}`"
-    return f"`del {', '.join(dict.fromkeys([name, *losses]))}` there"
+    made_of = [
+        one
+        for loss in losses
+        for value in values_of(calling, loss)
+        if value is not None
+        for one in sorted(loaded_names(value))
+        if any(isinstance(part, ast.Call) for part in values_of(calling, one))
+    ]
+    return f"`del {', '.join(dict.fromkeys([name, *made_of, *losses]))}` there"
 
 
 def _read_below(calling: Place) -> set[str]:

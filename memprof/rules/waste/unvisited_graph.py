@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -99,6 +99,8 @@ def _match(window: Window, path: str, rows: Ints) -> Unvisited:
     at_peak = _mask(window, rows) & window.at_peak
     after = np.append(window.lives.alloc[rows[1:]], window.lives.alloc[rows[-1:]] + 1)
     others = ~_is_inside(path, window.owners.module.names)[window.module]
+    freed_by = np.append(window.phase_of_event, Phase.UNKNOWN)[window.lives.free]
+    others |= freed_by == Phase.BACKWARD  # of the model's own passes those that are gone through
     rows_read = others & (window.category == Category.ACTIVATION) & (window.phase == Phase.FORWARD)
     return Unvisited(
         row=window.main_site(at_peak),
@@ -119,24 +121,47 @@ def _cut_off(window: Window, path: str) -> Ints:
     """What passes through a model that learns saved, and lost before the step's backward pass.
 
     Only passes of which less than half was there when that began. Passes between which nothing is
-    computed count as one, at whose end it must have been there.
+    computed count as one, at whose end it must have been there. And what is there then, and lost
+    after that pass, which went through other models alone: a sampler's gradients of a classifier.
     """
     nothing = np.zeros(0, dtype=np.int64)
     if window.owners.inferred:
         return nothing
     lives = window.lives
     saved = _saved_somewhere(window)
+    freed_by = np.append(window.phase_of_event, Phase.UNKNOWN)[lives.free]
+    unread = (freed_by != Phase.BACKWARD) & (lives.free < window.events)
+    visited = _visits(window, path)
     parts: list[Ints] = []
     for first, last, following, learns in _passes(window, path):
         low, high = np.searchsorted(lives.alloc, [first, last + 1])
         rows = np.arange(low, high)
         rows = rows[saved[rows] & (lives.free[rows] > following)]
         rows_lost = rows[lives.free[rows] < learns]
+        if not visited(learns):
+            rows_lost = rows[(lives.free[rows] < learns) | unread[rows]]
         if len(_modules_of(window, rows_lost)) < _LEAST_MODULES:
             continue
         if lives.size[rows_lost].sum() >= _MOSTLY * lives.size[rows].sum():
             parts.append(rows_lost)
     return np.concatenate(parts) if parts else nothing
+
+
+def _visits(window: Window, path: str) -> Callable[[int], bool]:
+    """Whether the backward pass that an event is of makes anything for a module, until the next."""
+    in_label = _is_inside(path, [one.module for one in window.trace.tables.labels])
+    events = window.trace.events
+    allocs = np.flatnonzero(events.action == Action.ALLOC)
+    phase = window.phase_of_event[allocs]
+    forward = allocs[phase == Phase.FORWARD]
+    own = allocs[(phase == Phase.BACKWARD) & in_label[events.label[allocs]]]
+
+    def visits(event: int) -> bool:
+        at = int(np.searchsorted(forward, event))
+        end = int(forward[at]) if at < len(forward) else window.events
+        return bool(np.searchsorted(own, event) < np.searchsorted(own, end))
+
+    return visits
 
 
 def _saved_somewhere(window: Window) -> Bools:

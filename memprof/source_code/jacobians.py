@@ -1,0 +1,107 @@
+"""Jacobians of a whole batch of which a function reads each sample's own part alone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from memprof.source_code.program import Place, assigned, called_name, calls_in
+
+__all__ = ["diagonal_read"]
+
+_OF_FUNCTION = ("jacobian",)
+"""Functions that are given the function and its input."""
+_MAKING = ("jacfwd", "jacrev")
+"""Functions that make another one of it, which is given the input."""
+_FIRST_OF_INPUT = 2
+"""Dimensions of a result of each sample before those of the input: ``(samples, values, …)``."""
+
+
+def diagonal_read(place: Place) -> str:
+    """How the function around a statement reads the Jacobian that this makes; empty where not so.
+
+    ``J.diagonal(dim1=0, dim2=2)``, ``torch.einsum("bibj->bij", J)``, ``J[n, :, n]``: of all pairs
+    of samples it is the one with itself. Empty too where it is read in any other way besides.
+    """
+    name = _bound_to_jacobian(place)
+    if name is None:
+        return ""
+    making = [call for call in calls_in(place.statement) if _is_jacobian(call)]
+    scope = list(ast.walk(place.scope))
+    reads = [
+        node
+        for node in scope
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+    ]
+    wanted = {id(node) for node in reads} if name else {id(call) for call in making}
+    diagonal = [
+        (node, read)
+        for node in scope
+        if isinstance(node, (ast.Call, ast.Subscript))
+        for read in _read_diagonally(node)
+        if id(read) in wanted
+    ]
+    # What is bound to the same name anew is the part itself, which the function goes on with.
+    rebound = min((node.lineno for node, _ in diagonal if _binds(place, node, name)), default=0)
+    others = [
+        read
+        for read in reads
+        if not any(read is one for _, one in diagonal) and not 0 < rebound < read.lineno
+    ]
+    return ast.unparse(diagonal[0][0]) if diagonal and not others else ""
+
+
+def _bound_to_jacobian(place: Place) -> str | None:
+    """The variable that a statement binds to a Jacobian; empty where it reads it at once."""
+    calls = [call for call in calls_in(place.statement) if _is_jacobian(call)]
+    if len(calls) != 1:
+        return None
+    for target, value in assigned(place.statement):
+        if value is calls[0]:
+            return target.id if isinstance(target, ast.Name) else None
+    return ""
+
+
+def _is_jacobian(call: ast.Call) -> bool:
+    if called_name(call) in _OF_FUNCTION:
+        return True
+    return isinstance(call.func, ast.Call) and called_name(call.func) in _MAKING
+
+
+def _binds(place: Place, node: ast.AST, name: str) -> bool:
+    """Whether a statement binds a name to what it computes of a node."""
+    return bool(name) and any(
+        isinstance(target, ast.Name)
+        and target.id == name
+        and value is not None
+        and any(one is node for one in ast.walk(value))
+        for statement in ast.walk(place.scope)
+        for target, value in assigned(statement)
+    )
+
+
+def _read_diagonally(node: ast.Call | ast.Subscript) -> Iterator[ast.expr]:
+    """What a node takes the diagonal of the first dimension and a later one of."""
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple):
+        keys = [ast.unparse(one) for one in node.slice.elts]
+        whole = isinstance(node.slice.elts[0], (ast.Slice, ast.Constant))
+        if not whole and keys[0] in keys[_FIRST_OF_INPUT:]:
+            yield node.value
+    if not isinstance(node, ast.Call):
+        return
+    if called_name(node) == "diagonal":
+        given = {one.arg: ast.unparse(one.value) for one in node.keywords}
+        values = list(map(ast.unparse, node.args))
+        of_method = not any(isinstance(one, (ast.Name, ast.Call)) for one in node.args)
+        positions = values if of_method else values[1:]
+        ends = [*positions[1:3], *(given[one] for one in ("dim1", "dim2") if one in given)]
+        if "0" in ends and any(one.isdigit() and int(one) >= _FIRST_OF_INPUT for one in ends):
+            if of_method and isinstance(node.func, ast.Attribute):
+                yield node.func.value
+            elif node.args:
+                yield node.args[0]
+    if called_name(node) == "einsum" and len(node.args) > 1:
+        equation = node.args[0].value if isinstance(node.args[0], ast.Constant) else ""
+        first = str(equation).split("->")[0].split(",")[0].strip()
+        if first and first[0] in first[_FIRST_OF_INPUT:]:
+            yield node.args[1]

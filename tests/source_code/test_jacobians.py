@@ -1,0 +1,44 @@
+"""Jacobians of a batch, and which of their parts a function reads."""
+
+from __future__ import annotations
+
+import pytest
+
+from memprof.source_code.jacobians import diagonal_read
+from memprof.source_code.program import program_of
+
+MADE = "J = torch.autograd.functional.jacobian(f, x)\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "read"),
+    [
+        (MADE + "return J.diagonal(dim1=0, dim2=2).logdet()", "J.diagonal(dim1=0, dim2=2)"),
+        (MADE + "return torch.diagonal(J, 0, 0, 2)", "torch.diagonal(J, 0, 0, 2)"),
+        (MADE + "J = J.diagonal(0, 0, 2)\nreturn J.det() + J.sum()", "J.diagonal(0, 0, 2)"),
+        (MADE + "return J[n, :, n]", "J[n, :, n]"),
+        (
+            "J = jacrev(f)(x)\nreturn torch.einsum('bibj->bij', J)",
+            "torch.einsum('bibj->bij', J)",
+        ),
+        (
+            "return torch.func.jacrev(f)(x).diagonal(dim1=0, dim2=2)",
+            "torch.func.jacrev(f)(x).diagonal(dim1=0, dim2=2)",
+        ),
+        # all of it is read, or another diagonal
+        (MADE + "return J.norm()", ""),
+        (MADE + "keep(J)\nreturn J.diagonal(dim1=0, dim2=2)", ""),
+        (MADE + "return J.diagonal(dim1=1, dim2=3)", ""),
+        (MADE + "return J.diagonal()", ""),
+        (MADE + "return J[:, 0, :]", ""),
+        (MADE + "return J[0, :, 0]", ""),
+        ("J = jacrev(f)(x)\nreturn torch.einsum('biaj->bij', J)", ""),
+        # each sample by itself
+        ("J = vmap(jacrev(f))(x)\nreturn J.diagonal(dim1=0, dim2=2)", ""),
+    ],
+)
+def test_only_a_diagonal_of_samples_and_nothing_besides(code, read, tmp_path):
+    path = tmp_path / "flow.py"
+    body = "".join(f"    {line}\n" for line in code.splitlines())
+    path.write_text(f"def log_det(f, x, n):\n{body}")
+    assert diagonal_read(program_of(str(path)).at(2)) == read
