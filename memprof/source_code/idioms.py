@@ -22,6 +22,7 @@ from memprof.source_code.program import (
 from memprof.source_code.scopes import COMPREHENSIONS, qualified_name
 from memprof.source_code.verbs import (
     ALSO_OF_TENSORS,
+    CONVERTING,
     COPYING,
     CUTTING,
     FILLING,
@@ -34,6 +35,7 @@ from memprof.source_code.verbs import (
 )
 
 __all__ = [
+    "CASTING",
     "Accumulation",
     "Filling",
     "accumulation",
@@ -56,7 +58,11 @@ __all__ = [
     "optimizers_made",
     "read_by_itself",
     "reads_name",
+    "without_casts",
 ]
+
+CASTING = frozenset((*CONVERTING, "bfloat16", "half", "type_as"))
+"""Methods that give a tensor another type."""
 
 _OPTIMIZERS = frozenset(
     (
@@ -477,3 +483,14 @@ def reads_name(node: ast.AST, name: str) -> bool:
     if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
         return False
     return ast.unparse(node) == name
+
+
+def without_casts(value: ast.expr | None) -> ast.expr | None:
+    """A value without the calls that give it another type: ``table`` of ``table.float()``."""
+    while (
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Attribute)
+        and value.func.attr in CASTING
+    ):
+        value = value.func.value
+    return value

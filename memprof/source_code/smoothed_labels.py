@@ -5,16 +5,15 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
+from memprof.source_code.idioms import without_casts
 from memprof.source_code.program import Place, assigned, bound_names, called_name, calls_in
 from memprof.source_code.values import values_of
-from memprof.source_code.verbs import CONVERTING
 
 __all__ = ["SmoothedLabels", "smoothed_labels"]
 
 _FILLED = frozenset(("full", "full_like", "new_full", "new_zeros", "zeros", "zeros_like"))
 """What makes a table of one value, into which `scatter_` writes another for each row."""
 _WRITING = frozenset(("scatter", "scatter_"))
-_COPYING = frozenset((*CONVERTING, "bfloat16", "detach", "half", "type_as"))
 _LOG_PROBABILITIES = "log_softmax"
 _SMOOTHING = (ast.Mult, ast.Add, ast.Sub, ast.Div)
 
@@ -41,7 +40,7 @@ def smoothed_labels(place: Place) -> SmoothedLabels | None:
     for statement in statements:
         names = {one.id for one in bound_names(statement) if isinstance(one, ast.Name)}
         value = _value(statement)
-        inner = _without_copies(value)
+        inner = without_casts(value)
         if names and _is_table(inner, filled):
             tables |= names
             is_smoothed |= inner is not None and called_name(inner) in _WRITING
@@ -79,7 +78,7 @@ def _value(statement: ast.stmt) -> ast.expr | None:
 def _is_table(value: ast.expr | None, filled: set[str]) -> bool:
     if not isinstance(value, ast.Call):
         return False
-    receiver = _without_copies(value.func.value) if isinstance(value.func, ast.Attribute) else None
+    receiver = without_casts(value.func.value) if isinstance(value.func, ast.Attribute) else None
     if called_name(value) in _WRITING:
         return _is_filled(receiver) or (isinstance(receiver, ast.Name) and receiver.id in filled)
     return called_name(value) == "one_hot"
@@ -91,7 +90,7 @@ def _is_filled(value: ast.expr | None) -> bool:
 
 def _smooths(value: ast.expr | None, tables: set[str]) -> bool:
     """Whether a value is a table, or what numbers make of one."""
-    value = _without_copies(value)
+    value = without_casts(value)
     if isinstance(value, ast.BinOp) and isinstance(value.op, _SMOOTHING):
         return _smooths(value.left, tables) != _smooths(value.right, tables)
     return (isinstance(value, ast.Name) and value.id in tables) or _is_table(value, set())
@@ -129,16 +128,6 @@ def _is_log_probability(place: Place, value: ast.expr) -> bool:
     return bool(values) and all(
         isinstance(one, ast.Call) and called_name(one) == _LOG_PROBABILITIES for one in values
     )
-
-
-def _without_copies(value: ast.expr | None) -> ast.expr | None:
-    while (
-        isinstance(value, ast.Call)
-        and isinstance(value.func, ast.Attribute)
-        and value.func.attr in _COPYING
-    ):
-        value = value.func.value
-    return value
 
 
 def _names(node: ast.AST | None) -> set[str]:

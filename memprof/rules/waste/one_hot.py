@@ -12,6 +12,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.large_tensor import LargeTensor, large_tensor
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.idioms import CASTING, without_casts
 from memprof.source_code.program import (
     Place,
     assigned,
@@ -22,7 +23,7 @@ from memprof.source_code.program import (
 )
 from memprof.source_code.smoothed_labels import SmoothedLabels, smoothed_labels
 from memprof.source_code.values import values_of
-from memprof.source_code.verbs import CONVERTING, JOINING
+from memprof.source_code.verbs import JOINING
 from memprof.trace import Phase
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
@@ -32,8 +33,6 @@ __all__ = ["RULE", "Use", "multiplying_product", "picking_statement", "weighing_
 _MAKER = "one_hot"
 _NARROWER = (1, 2, 4)
 """By which a copy in a floating type is smaller than the table of int64."""
-_COPYING = frozenset((*CONVERTING, "bfloat16", "half", "type_as"))
-"""Methods that give a table another type."""
 _TURNING = frozenset(("T", "mT", "permute", "t", "transpose"))
 """Attributes and methods that turn a matrix, without a copy."""
 _OF_BATCHES = frozenset(("mT", "permute"))
@@ -206,7 +205,7 @@ def _is_linear(place: Place, call: ast.Call) -> bool:
 
 def _table_nodes(place: Place, value: ast.expr | None) -> list[ast.expr]:
     """The calls that make and join a value's tables; none where it is anything else besides."""
-    value = _without_copies(value)
+    value = without_casts(value)
     if isinstance(value, ast.Name):
         reads = [n for n in ast.walk(place.scope) if isinstance(n, ast.Name) and n.id == value.id]
         if sum(isinstance(node.ctx, ast.Load) for node in reads) != 1:
@@ -229,16 +228,6 @@ def _table_nodes(place: Place, value: ast.expr | None) -> list[ast.expr]:
 def _all_tables(place: Place, values: Sequence[ast.expr | None]) -> list[ast.expr]:
     nodes = [_table_nodes(place, one) for one in values]
     return [node for part in nodes for node in part] if nodes and all(nodes) else []
-
-
-def _without_copies(value: ast.expr | None) -> ast.expr | None:
-    while (
-        isinstance(value, ast.Call)
-        and isinstance(value.func, ast.Attribute)
-        and value.func.attr in _COPYING
-    ):
-        value = value.func.value
-    return value
 
 
 def picking_statement(place: Place) -> ast.stmt | None:
@@ -362,7 +351,7 @@ def _without_turns(value: ast.expr | None) -> tuple[ast.expr | None, bool]:
             return value, is_turned
         if function.attr in _TURNING:
             is_turned = not is_turned
-        elif function.attr not in _COPYING:
+        elif function.attr not in CASTING:
             return value, is_turned
         value = function.value
 
@@ -455,7 +444,7 @@ def _made_for(window: Window, large: LargeTensor, picking: ast.stmt) -> Ints:
     table &= lives.requested == lives.requested[large.row]
     products = [node for node in ast.walk(picking) if isinstance(node, ast.BinOp)]
     computes = any(
-        called_name(call) not in {_MAKER, *_COPYING, *_TURNING, *_PRODUCTS}
+        called_name(call) not in {_MAKER, *CASTING, *_TURNING, *_PRODUCTS}
         for product in products
         for call in ast.walk(product)
         if isinstance(call, ast.Call)
