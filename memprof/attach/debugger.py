@@ -9,23 +9,29 @@ handler of a signal: ``PyRun_SimpleString`` has the very form of such a call.
 
 If one of the two does not come back, the debugger is interrupted and puts the thread back to where
 it was.
+
+A gdb that is older than the processor may be unable to put the registers back: gdb 13 writes fewer
+bytes than a processor with AMX has, and what it stopped is left within a call that was cut off. So
+it calls a function in a process of our own first, and the job is not touched where that fails.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 from memprof.attach.elf import addresses
-from memprof.attach.processes import Process
+from memprof.attach.processes import Process, read_process
 from memprof.errors import MissingError
 
-__all__ = ["CALL_S", "PAGE_BYTES", "free_page", "inject", "locate_debugger"]
+__all__ = ["CALL_S", "PAGE_BYTES", "free_page", "inject", "locate_debugger", "rehearse"]
 
 PAGE_BYTES = 4096
 _LOWEST, _HIGHEST = 1 << 32, 1 << 46
@@ -33,6 +39,8 @@ _READ_WRITE, _PRIVATE_ANONYMOUS_NOREPLACE = 3, 0x100022
 CALL_S = 10.0
 """Attaching to all threads, two calls and leaving take a fraction of a second."""
 _FUNCTIONS = ("mmap", "Py_AddPendingCall", "PyRun_SimpleString")
+_CANNOT_WRITE = r"Couldn't write (?:extended state|floating point|registers)"
+"""What gdb says of a call whose registers it could not set."""
 _SETTINGS = (
     "set auto-load off",
     "set auto-solib-add off",
@@ -82,6 +90,7 @@ def inject(process: Process, command: str, page: int, folder: Path) -> None:
             goes on as if nothing had been.
     """
     debugger = locate_debugger()
+    rehearse(debugger)
     text = command.encode() + b"\0"
     if len(text) > PAGE_BYTES:
         raise MissingError("the path of the folder for temporary files is too long", "set TMPDIR")
@@ -89,11 +98,45 @@ def inject(process: Process, command: str, page: int, folder: Path) -> None:
     (folder / "text").write_bytes(text)
     script = folder / "inject.gdb"
     script.write_text(_script(at, page, folder / "text"))
-    settings = [word for line in _SETTINGS for word in ("-iex", line)]
-    words = [debugger, "-nx", "-q", "-batch", *settings, "-p", str(process.pid), "-x", str(script)]
-    output = _run(words)
+    output = _run([*_attached(debugger, process.pid), "-x", str(script)])
     if "memprof: queued 0" not in output:
         raise _failure(process, output)
+
+
+@functools.cache
+def rehearse(debugger: str) -> None:
+    """Have the debugger call a function in a process of our own, and let that go on.
+
+    Raises:
+        MissingError: it cannot write this processor's registers.
+    """
+    waiting = "import sys; print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", waiting],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()  # it has loaded what it is made of
+            at = addresses(read_process(process.pid), ("getpid",))["getpid"]
+            call = f"print ((int (*)(void)) {at:#x})()"
+            output = _run([*_attached(debugger, process.pid), "-ex", call])
+        finally:
+            process.kill()
+    if re.search(_CANNOT_WRITE, output):
+        raise MissingError(
+            "this gdb cannot write the registers of this processor, and would leave the process "
+            "within a call that was cut off",
+            "install gdb 14 or newer, or start the job with MEMPROF=standby",
+        )
+
+
+def _attached(debugger: str, pid: int) -> list[str]:
+    """The words by which gdb attaches to a process, to run a script and leave it."""
+    settings = [word for line in _SETTINGS for word in ("-iex", line)]
+    return [debugger, "-nx", "-q", "-batch", *settings, "-p", str(pid)]
 
 
 def _script(at: dict[str, int], page: int, text: Path) -> str:

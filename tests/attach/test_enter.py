@@ -56,6 +56,10 @@ def gdb():
             sleeper.kill()
     if "ptrace" in done.stdout + done.stderr:
         pytest.skip("gdb may not trace here (docker run --cap-add SYS_PTRACE)")
+    try:
+        debugger.rehearse(debugger.locate_debugger())
+    except MissingError as error:  # gdb 13 on a processor with AMX
+        pytest.skip(error.message)
 
 
 def is_mapped(pid: int, address: int) -> bool:
@@ -156,6 +160,19 @@ def test_why_gdb_failed_is_said(tmp_path, monkeypatch, said, message):
     monkeypatch.setattr(debugger, "addresses", lambda _, names: dict.fromkeys(names, 4096))
     with pytest.raises(MissingError, match=message):
         inject(read_process(int(Path("/proc/self").readlink().name)), "pass", 4096, tmp_path)
+
+
+def test_a_gdb_that_cannot_write_the_registers_is_kept_from_the_job(tmp_path, monkeypatch):
+    """It is tried on a process of our own: what it stopped would be left within a call."""
+    attempts = tmp_path / "attempts"
+    said = "Couldn't write extended state status: Bad address."
+    pretended_gdb(tmp_path, monkeypatch, f'echo "$*" >> {attempts}; echo "{said}"')
+    own = int(Path("/proc/self").readlink().name)
+    with pytest.raises(MissingError, match="cannot write the registers") as refused:
+        inject(read_process(own), "pass", 4096, tmp_path)
+    assert "gdb 14" in refused.value.hint
+    (attempt,) = attempts.read_text().splitlines()
+    assert f"-p {own} " not in attempt
 
 
 def test_no_gdb_is_said_before_anything_is_done(tmp_path, monkeypatch):
