@@ -116,7 +116,8 @@ def test_a_loop_whose_turns_are_steps_is_recorded_up_to_a_limit(path, native, re
         followed_operators(60_000)
     (window,) = of_kind(path, "window")
     assert (window["reason"], window["end"]) == ("start", "max_events")
-    assert window["last_step"] > 100
+    # Turns are put together by time: on a quick machine there are more of them in a step.
+    assert window["last_step"] > 20
     assert 0 < of_kind(path, "footer")[0]["devices"][0]["events"] <= 20_000 + BATCH
 
 
