@@ -10,9 +10,9 @@ handler of a signal: ``PyRun_SimpleString`` has the very form of such a call.
 If one of the two does not come back, the debugger is interrupted and puts the thread back to where
 it was.
 
-A gdb that is older than the processor may be unable to put the registers back: gdb 13 writes fewer
-bytes than a processor with AMX has, and what it stopped is left within a call that was cut off. So
-it calls a function in a process of our own first, and the job is not touched where that fails.
+A gdb that is older than the processor may be unable to set the registers: gdb 13.1 cannot where
+there is AMX, and what it stopped is left within a system call that was cut off. So it calls a
+function in a process of our own first, and the job is not touched where that fails.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def rehearse(debugger: str) -> None:
         raise MissingError(
             "this gdb cannot write the registers of this processor, and would leave the process "
             "within a call that was cut off",
-            "install gdb 14 or newer, or start the job with MEMPROF=standby",
+            "install a newer gdb (13.1 cannot, 16.3 can), or start the job with MEMPROF=standby",
         )
 
 

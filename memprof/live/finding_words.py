@@ -16,6 +16,7 @@ def in_words(finding: Finding) -> str:
         "host_growth": _host_growth,
         "oom": _ran_out,
         "time_to_full": _fills_up,
+        "profiled": _profiled,
     }.get(finding.finding)
     return words(finding) if words is not None else finding.finding.replace("_", " ")
 
@@ -50,6 +51,12 @@ def _fills_up(finding: Finding) -> str:
         time = f", in {format_duration(left_us)}"
     at = "at about" if finding.details.get("exact", True) else "before"
     return f"{finding.device} runs out of memory {at} step {format_count(step)}{time}"
+
+
+def _profiled(finding: Finding) -> str:
+    calls = finding.details.get("calls")
+    of = f" of {format_count(calls)}" if isinstance(calls, int) else ""
+    return f"torch's profiler has recorded {format_count(finding.count)}{of} calls of a model"
 
 
 def _tensors(finding: Finding) -> str:

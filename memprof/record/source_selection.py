@@ -9,7 +9,7 @@ from typing import Any, cast
 from memprof import native
 from memprof.errors import MemprofError
 from memprof.record.options import Options
-from memprof.sources.loop.loop_watch import LoopWatch
+from memprof.sources.loop.loop_watch import Listener, LoopWatch
 from memprof.sources.protocol import EventSource, Interner, ReadingSource
 
 __all__ = ["Ticks", "event_sources", "reading_sources"]
@@ -108,8 +108,12 @@ def _cuda_source(interner: Interner, loop_watch: LoopWatch, part: Any) -> EventS
     return CudaAllocatorSource(interner, loop_watch, part)
 
 
-class Ticks:
-    """A listener on boundaries that only wants to know that time passes."""
+class Ticks(Listener):
+    """A listener that only wants to know that time passes.
+
+    At a backward pass events are being labelled, and nothing may be drained; after a forward pass
+    the next call or the optimizer comes soon.
+    """
 
     is_metered = True
     """What a tick takes is measured by whoever is told."""
@@ -117,18 +121,6 @@ class Ticks:
     def __init__(self, tick: Callable[[], None], training: Callable[[], None]) -> None:
         """``training`` is called instead of ``tick`` when an optimizer begins to step."""
         self._tick, self._training = tick, training
-
-    def backward_began(self) -> None:
-        """Not looked at: events are being labelled, nothing may be drained now."""
-
-    def backward_ended(self) -> None:
-        """Not looked at, for the same reason."""
-
-    def recompute_ended(self) -> None:
-        """Not looked at."""
-
-    def forward_ended(self, *, with_gradients: bool) -> None:
-        """Not looked at: the next call or the optimizer comes soon."""
 
     def optimizer_begins(self, optimizer: Any) -> None:  # noqa: ARG002
         """Time has passed, and the program trains."""

@@ -10,7 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from memprof.rules.rule import Match
+from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.given_data import calls_given_data, is_given_data
+from memprof.source_code.program import FUNCTIONS, called_name
 from memprof.source_code.zeroed_gradients import ZeroedGradient
 from memprof.trace import Category, Frame, Phase
 from memprof.views.owners import common_module
@@ -174,7 +176,7 @@ def _calls_of_data(window: Window, rows: Ints, outer: Sequence[Frame]) -> OwnGra
     """
     calls = calls_given_data(window.programs, outer)
     given = np.array([is_given for _, is_given in calls], dtype=bool)
-    if not given.any() or given.all():
+    if not given.any() or given.all() or not _all_came_by(window, rows, outer, calls[0][0]):
         return OwnGraph(rows[:0], None)
     keys = np.stack([window.made_in[rows], window.lives.stack[rows]])
     _, group, counts = np.unique(keys, axis=1, return_inverse=True, return_counts=True)
@@ -186,6 +188,31 @@ def _calls_of_data(window: Window, rows: Ints, outer: Sequence[Frame]) -> OwnGra
     at = place // np.repeat(counts // len(given), counts)
     text = next(ast.unparse(call) for call, is_given in calls if is_given)
     return OwnGraph(np.sort(rows[order[given[at]]]), outer[0], text)
+
+
+def _all_came_by(window: Window, rows: Ints, outer: Sequence[Frame], call: ast.Call) -> bool:
+    """Whether a call of the innermost of some frames, or one like it, led to all of some rows.
+
+    A module's call goes on in torch, that of a function in the function.
+    """
+    name = called_name(call)
+    functions = {
+        node.name
+        for program in window.programs
+        for node in ast.walk(program.tree)
+        if isinstance(node, FUNCTIONS) and not isinstance(node, ast.Lambda)
+    }
+    for stack in np.unique(window.lives.stack[rows]).tolist():
+        frames = window.trace.stack(stack)
+        inside = frames[: len(frames) - len(outer)][-1:]
+        if not inside:
+            return False
+        if frame_kind(inside[0].filename) is FrameKind.TORCH:
+            if name in functions:
+                return False
+        elif inside[0].name.rpartition(".")[2] != name:
+            return False
+    return True
 
 
 def _line_of_data(window: Window, rows: Ints, training_modules: set[int]) -> Frame | None:

@@ -18,7 +18,7 @@ from memprof.source_code.program import (
     calls_in,
     place_of,
 )
-from memprof.source_code.scopes import parameters, qualified_name
+from memprof.source_code.scopes import COMPREHENSIONS, nodes_around, parameters, qualified_name
 from memprof.source_code.values import asks_for_gradients, has_no_graph, values_of
 from memprof.trace import Frame
 
@@ -26,6 +26,8 @@ __all__ = ["calls_given_data", "is_given_data"]
 
 _FUNCTIONAL = "torch.nn.functional."
 _STATELESS = ("builtins.", "math.", "numpy.", "random.", "torch.")
+_NOT_ONCE = (ast.IfExp, ast.BoolOp, ast.Lambda, *COMPREHENSIONS)
+"""What may run an expression in it never, later, or several times."""
 _OPERATIONS = (
     *(ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Subscript, ast.Slice),
     *(ast.Tuple, ast.List, ast.Constant),
@@ -37,17 +39,23 @@ def calls_given_data(
 ) -> Sequence[tuple[ast.Call, bool]]:
     """Several calls of one thing in the innermost statement, and whether each is given data alone.
 
-    Empty where that is not what it does: ``F.mse_loss(net(x), net(y))`` calls ``net`` twice.
+    In the order in which they run. Empty where that is not what it does, or where one of them may
+    not run, run repeatedly, or be given what another returns: ``F.mse_loss(net(x), net(y))`` calls
+    ``net`` twice, and functions of torch do not count.
     """
     place = _place(stack[0]) if stack else None
     if place is None or asks_for_gradients(programs):
         return ()
     calls = sorted(calls_in(place.statement), key=lambda one: (one.lineno, one.col_offset))
-    named = Counter(ast.unparse(call.func) for call in calls)
+    own = [call for call in calls if not qualified_name(place, call.func).startswith("torch.")]
+    named = Counter(ast.unparse(call.func) for call in own)
     repeated = [name for name, count in named.items() if count > 1]
     if len(repeated) != 1:
         return ()
-    alike = [call for call in calls if ast.unparse(call.func) == repeated[0]]
+    alike = [call for call in own if ast.unparse(call.func) == repeated[0]]
+    around = [node for call in alike for node in nodes_around(place.statement, call)]
+    if any(isinstance(node, _NOT_ONCE) or node in alike for node in around):
+        return ()
     return [(call, _hands_data(place, call, stack[1:])) for call in alike]
 
 

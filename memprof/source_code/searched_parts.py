@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from memprof.source_code.idioms import growing, last_name
+from memprof.source_code.idioms import growing
 from memprof.source_code.program import Place, calls_in
 
 __all__ = ["searching_lines"]
@@ -16,20 +16,23 @@ _PRODUCTS = ("bmm", "cdist", "cosine_similarity", "einsum", "matmul", "mm")
 def searching_lines(place: Place) -> frozenset[int]:
     """Lines of the file that multiply with every item of the container that a statement fills.
 
-    ``for keys in self.shards: scores = queries @ keys.T``. Of an attribute anywhere in the file, of
-    a variable in its own function. Empty where there are none.
+    ``for keys in self.shards: scores = queries @ keys.T``. Of an attribute of ``self`` anywhere in
+    its class, of a variable in its own function. Empty where there are none.
     """
     filling = growing(place)
     if filling is None:
         return frozenset()
     name = filling.container
-    scope = place.program.tree if "." in name else place.scope
+    classes = [node for node in place.around if isinstance(node, ast.ClassDef)]
+    if name.isidentifier():
+        scope: ast.AST = place.scope
+    elif name.startswith("self.") and classes:
+        scope = classes[-1]
+    else:
+        return frozenset()
     lines: set[int] = set()
     for targets, iterated, body in _loops(scope):
-        read = {ast.unparse(node) for node in ast.walk(iterated)}
-        is_read = any(
-            last_name(one) == last_name(name) for one in read if ("." in one) == ("." in name)
-        )
+        is_read = any(ast.unparse(node) == name for node in ast.walk(iterated))
         names = {node.id for node in ast.walk(targets) if isinstance(node, ast.Name)}
         if is_read:
             lines.update(line for part in body for line in _products_with(part, names))

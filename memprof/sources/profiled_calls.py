@@ -6,12 +6,12 @@ import time
 from typing import Any
 
 from memprof.records import Finding
-from memprof.sources.loop.loop_watch import LoopWatch
+from memprof.sources.loop.loop_watch import Listener, LoopWatch
 
 __all__ = ["ProfiledCallsWatch"]
 
 
-class ProfiledCallsWatch:
+class ProfiledCallsWatch(Listener):
     """Listens to outermost calls and asks whether a profiler of torch is on: 0.2 µs for each."""
 
     def __init__(self, loop_watch: LoopWatch) -> None:
@@ -20,14 +20,15 @@ class ProfiledCallsWatch:
 
         self._loop_watch = loop_watch
         self._is_on = getattr(torch.autograd, "_profiler_enabled", lambda: False)
-        self._calls = self._profiled = 0
+        self._calls = self._profiled = self._told_calls = 0
         self._first_step = -1
         """In which a profiler was on."""
 
     def take(self) -> Finding | None:
-        """What is known by now; None where no call was profiled."""
-        if not self._profiled:
+        """What is known by now; None where no call was profiled, or came since the last time."""
+        if not self._profiled or self._calls == self._told_calls:
             return None
+        self._told_calls = self._calls
         return Finding(
             "profiled",
             device="host",
@@ -38,21 +39,6 @@ class ProfiledCallsWatch:
         )
 
     # Listener of the loop watch.
-
-    def backward_began(self) -> None:
-        """Nothing changes."""
-
-    def backward_ended(self) -> None:
-        """Nothing changes."""
-
-    def recompute_ended(self) -> None:
-        """Nothing changes."""
-
-    def forward_ended(self, *, with_gradients: bool) -> None:
-        """Nothing changes."""
-
-    def optimizer_begins(self, optimizer: Any) -> None:
-        """Nothing changes."""
 
     def outermost_call(self, module: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG002
         """One more, profiled or not."""

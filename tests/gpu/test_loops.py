@@ -45,7 +45,7 @@ def test_a_loop_of_operators_has_steps_a_leak_and_its_holder(tmp_path, sources):
     with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=LONG_S):
         simulate(kept)
     first = first_finding(tmp_path / "run.json")
-    assert first.holders[0].description.startswith("list `kept` (")
+    assert first.holders[0].description.startswith(f"list `kept` ({TURNS} items)")
 
 
 def test_a_snapshot_of_torchs_own_has_them_too(tmp_path):

@@ -234,6 +234,10 @@ def test_no_more_devices_are_kept_than_a_machine_has():
             "cuda:0 runs out of memory at about step 41,200, in 5.0 s",
         ),
         (Finding("time_to_full", device="cuda:0", details={"full_step": "x"}), "cuda:0 fills up"),
+        (
+            Finding("profiled", device="host", count=1200, details={"calls": 1400}),
+            "torch's profiler has recorded 1,200 of 1,400 calls of a model",
+        ),
         (Finding("of_the_future"), "of the future"),
     ],
 )

@@ -8,7 +8,7 @@ from torch.func import jacrev, vmap
 
 from tests.rules.recorded import findings_of
 
-SAMPLES, VALUES = 96, 8
+SAMPLES, VALUES = 64, 8
 
 
 class Residual(nn.Module):

@@ -53,7 +53,7 @@ def test_the_verdict_says_what_the_process_took_since(tmp_path):
     before = 2 * MIB  # of the step before the first that was profiled
     assert (found.kind, found.bytes) == (Kind.HOST_GROWTH, AT_ONCE * MIB - before)
     assert found.title == (
-        "torch's profiler records all 20 calls of the model, operator by operator; the process "
+        "torch's profiler records 20 of 20 calls of the model, operator by operator; the process "
         "takes 398 MiB more than at the first"
     )
     assert summarize(examine(run), findings(run)).verdict.line == found.title

@@ -13,7 +13,7 @@ from memprof.source_code.jacobians import diagonal_read
 from memprof.source_code.program import Place, place_of
 from memprof.trace import Frame
 from memprof.units import format_bytes
-from memprof.views.window import Window
+from memprof.views.window import Ints, Window
 
 __all__ = ["RULE"]
 
@@ -38,23 +38,26 @@ class BatchJacobianRule(WasteRule[BatchJacobian]):
 
     def matches(self, window: Window) -> Iterator[BatchJacobian]:
         """What is there at the peak of a statement whose Jacobian is read by its diagonal."""
-        unowned, stacks_of = ~window.has_owner, _stacks_by_line(window)
-        for frame, stacks in stacks_of.items():
-            of_line = unowned & np.isin(window.lives.stack, stacks)
-            rows = np.flatnonzero(of_line & window.at_peak)
-            nbytes = int(window.lives.size[rows].sum())
-            place = place_of(frame) if window.share(nbytes) >= _LEAST_SHARE else None
+        unowned = ~window.has_owner
+        there = np.flatnonzero(unowned & window.at_peak)
+        weights = window.lives.size[there]
+        sizes = np.bincount(window.lives.stack[there], weights=weights).astype(np.int64)
+        for frame, stacks in _large_lines(window, sizes).items():
+            place = place_of(frame)
             read = diagonal_read(place) if place is not None else ""
-            if read:
-                yield BatchJacobian(
-                    row=int(rows[window.lives.size[rows].argmax()]),
-                    rows=rows,
-                    nbytes=nbytes,
-                    saving=window.replayed(window.whole(np.flatnonzero(of_line))),
-                    made_at=place,
-                    read=read,
-                )
-                return
+            if not read:
+                continue
+            rows = there[np.isin(window.lives.stack[there], stacks)]
+            made = np.flatnonzero(unowned & np.isin(window.lives.stack, _through(window, frame)))
+            yield BatchJacobian(
+                row=int(rows[window.lives.size[rows].argmax()]),
+                rows=rows,
+                nbytes=int(window.lives.size[rows].sum()),
+                saving=window.replayed(window.whole(made)),
+                made_at=place,
+                read=read,
+            )
+            return
 
     def title(self, match: BatchJacobian) -> str:
         """Say of what they are, and what is read."""
@@ -74,13 +77,20 @@ class BatchJacobianRule(WasteRule[BatchJacobian]):
         )
 
 
-def _stacks_by_line(window: Window) -> dict[Frame, list[int]]:
-    """The stacks of what is made, by each of the program's lines on them."""
+def _large_lines(window: Window, sizes: Ints) -> dict[Frame, list[int]]:
+    """Lines of the program below which much of the peak was made, and the stacks of that."""
     by_line: dict[Frame, list[int]] = {}
-    for stack in np.unique(window.lives.stack).tolist():
+    for stack in np.flatnonzero(sizes).tolist():
         for frame in dict.fromkeys(window.user_frames(window.trace.stack(stack))):
             by_line.setdefault(frame, []).append(stack)
-    return by_line
+    least = _LEAST_SHARE * window.peak.bytes
+    return {frame: stacks for frame, stacks in by_line.items() if sizes[stacks].sum() >= least}
+
+
+def _through(window: Window, frame: Frame) -> list[int]:
+    """Every stack of the window that has a frame."""
+    stacks = np.unique(window.lives.stack).tolist()
+    return [stack for stack in stacks if frame in window.trace.stack(stack)]
 
 
 RULE = BatchJacobianRule()

@@ -18,10 +18,12 @@ from memprof.source_code.verbs import LEARNING
 from memprof.trace import Category, Phase
 from memprof.views.window import Ints, Window
 
-__all__ = ["RULE"]
+__all__ = ["RULE", "asks_for_checkpointing"]
 
 _INPUTS_ASK = "enable_input_require_grads"
 """Method of transformers' models by which what an embedding returns takes a gradient."""
+_CHECKPOINTING = frozenset(("checkpoint", "checkpoint_sequential"))
+"""Functions of `torch.utils.checkpoint`."""
 _LEAST_SHARE = 0.1
 """Of the peak: a normalization or an embedding that is frozen on purpose keeps less."""
 
@@ -117,7 +119,7 @@ def _module_of_label(window: Window) -> Ints:
 
 def _asked_in_vain(programs: Sequence[Program]) -> Iterator[Place]:
     """``images.requires_grad_(True)``, ``x.requires_grad = True``, with no ``.grad`` of it read."""
-    if not any(map(_checkpoints, programs)):
+    if not any(map(asks_for_checkpointing, programs)):
         for program in programs:
             for call in calls_in(program.tree, _INPUTS_ASK):
                 asking = program.at(call.lineno)
@@ -133,13 +135,14 @@ def _asked_in_vain(programs: Sequence[Program]) -> Iterator[Place]:
             yield place
 
 
-def _checkpoints(program: Program) -> bool:
-    """Whether a file asks for gradient checkpointing, which needs an input with a gradient."""
-    names = {called_name(call) for call in calls_in(program.tree)}
-    switches = {
-        keyword.arg for call in calls_in(program.tree) for keyword in call.keywords if keyword.arg
-    }
-    return any("checkpoint" in name for name in names | switches)
+def asks_for_checkpointing(program: Program) -> bool:
+    """Whether a file asks for activation checkpointing, which needs an input with a gradient."""
+    calls = list(calls_in(program.tree))
+    names = {called_name(call) for call in calls}
+    switches = {keyword.arg for call in calls for keyword in call.keywords if keyword.arg}
+    return bool(names & _CHECKPOINTING) or any(
+        name.startswith("gradient_checkpointing") for name in names | switches
+    )
 
 
 def _asked_of(node: ast.AST) -> str:

@@ -13,6 +13,7 @@ from memprof.rules.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS, outlive_steps
 from memprof.rules.references import advice_on_exceptions, advice_on_views
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.idioms import growing
 from memprof.source_code.lasting_names import first_binding
 from memprof.source_code.patch import diff, with_keyword
 from memprof.source_code.program import Place, calls_in, own_calls
@@ -121,8 +122,8 @@ def _drop(match: LoadedCheckpoint, place: Place | None) -> Advice:
 
 
 def _loads_many(place: Place) -> bool:
-    """Whether a statement, or the loop around it, loads a file in each turn of it."""
-    if place.loop is not None:
+    """Whether a statement keeps what each turn of a loop loads: one around it, or its own."""
+    if place.loop is not None and growing(place) is not None:
         return True
     loops = (ast.ListComp, ast.DictComp, ast.SetComp, ast.GeneratorExp)
     nodes = [node for node in ast.walk(place.statement) if isinstance(node, loops)]

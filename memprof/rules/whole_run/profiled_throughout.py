@@ -33,7 +33,9 @@ _LEAST_RISE = 64 << 20
 class Profiled(RunMatch):
     """Calls of a model that a profiler of torch recorded."""
 
+    profiled: int
     calls: int
+    """All that there were, from the first on."""
     made_at: Place | None = None
     """The statement that makes the profiler, if it was found."""
 
@@ -74,7 +76,8 @@ class ProfiledThroughout(RunRule[Profiled]):
             nbytes=rise,
             first_step=last.step,
             last_step=int(steps.last.max()),
-            calls=last.count,
+            profiled=last.count,
+            calls=calls,
             made_at=made_at,
             site=_site(made_at) if made_at is not None else Site(),
         )
@@ -82,8 +85,9 @@ class ProfiledThroughout(RunRule[Profiled]):
     def title(self, match: Profiled) -> str:
         """Say how much was profiled, and by how much the process has grown."""
         return (
-            f"torch's profiler records all {match.calls:,} calls of the model, operator by "
-            f"operator; the process takes {format_bytes(match.nbytes)} more than at the first"
+            f"torch's profiler records {match.profiled:,} of {match.calls:,} calls of the model, "
+            f"operator by operator; the process takes {format_bytes(match.nbytes)} more than at "
+            "the first"
         )
 
     def advice(self, match: Profiled, case: Case) -> Iterator[Advice]:  # noqa: ARG002

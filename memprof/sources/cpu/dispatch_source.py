@@ -32,7 +32,7 @@ from memprof.sources.cpu.thread_modes import ThreadModes
 from memprof.sources.cpu.throttle import Throttle
 from memprof.sources.guarded_access import plain_attributes
 from memprof.sources.loop.line_turns import FrameChains, LineTurns
-from memprof.sources.loop.loop_watch import LoopWatch
+from memprof.sources.loop.loop_watch import Listener, LoopWatch
 from memprof.sources.loop.main_thread import passes_on
 from memprof.sources.loop.torch_compile import is_used
 from memprof.sources.operator_origins import OperatorOrigins
@@ -77,7 +77,7 @@ _BESIDE_CUDA = (
 _PASSING = (Category.UNKNOWN, Category.TEMPORARY)
 
 
-class CpuSource:
+class CpuSource(Listener):
     """Records the memory of CPU tensors; addresses are those of the storages."""
 
     name = "cpu"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import groupby
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from memprof.cpython.frame_locals import frame_variable
 from memprof.cpython.signal_errors import guarded_errors
@@ -87,8 +87,8 @@ def _annotation_changed() -> None:
         tell()
 
 
-class Listener(Protocol):
-    """Told when a boundary is crossed, in the thread that crosses it."""
+class Listener:
+    """Told when a boundary is crossed, in the thread that crosses it; does nothing at any."""
 
     def backward_began(self) -> None:
         """The first event of a backward pass is about to be labelled."""

@@ -11,7 +11,7 @@ from typing import Any
 from memprof.cpython.signal_errors import guarded_errors
 from memprof.sources.cpu.find_storages import SavedTensors, objects_with_tensors, reads_saved
 from memprof.sources.guarded_access import plain_attributes
-from memprof.sources.loop.loop_watch import LoopWatch
+from memprof.sources.loop.loop_watch import Listener, LoopWatch
 from memprof.sources.owners.block_lifetimes import GradMode, OwnerSample
 from memprof.sources.owners.tensor_owners import (
     MOST_OPTIMIZERS,
@@ -64,7 +64,7 @@ class _Waiting:
         ]
 
 
-class OwnerSamples:
+class OwnerSamples(Listener):
     """Listens at boundaries in a window and notes addresses, about a microsecond for a tensor.
 
     Gradients are gone by the next drain where ``zero_grad`` drops them, and so are inputs.

@@ -6,7 +6,7 @@ from typing import Any
 
 from memprof.records import PaddedBatches
 from memprof.sources.guarded_access import plain_attributes
-from memprof.sources.loop.loop_watch import LoopWatch
+from memprof.sources.loop.loop_watch import Listener, LoopWatch
 
 __all__ = ["PaddedBatchesWatch"]
 
@@ -18,7 +18,7 @@ _MOST_VALUES = 1 << 20
 """Values of a mask, above which looking at them takes milliseconds."""
 
 
-class PaddedBatchesWatch:
+class PaddedBatchesWatch(Listener):
     """Listens to outermost calls and looks at the masks of the CPU that they are given.
 
     A mask on a device is left alone: reading it would wait for the device. NumPy looks through the
@@ -38,21 +38,6 @@ class PaddedBatchesWatch:
         return record if record != last else None
 
     # Listener of the loop watch.
-
-    def backward_began(self) -> None:
-        """Nothing changes."""
-
-    def backward_ended(self) -> None:
-        """Nothing changes."""
-
-    def recompute_ended(self) -> None:
-        """Nothing changes."""
-
-    def forward_ended(self, *, with_gradients: bool) -> None:
-        """Nothing changes."""
-
-    def optimizer_begins(self, optimizer: Any) -> None:
-        """Nothing changes."""
 
     def outermost_call(self, module: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG002
         """Its mask, where it has one, says how many places its sequences use."""

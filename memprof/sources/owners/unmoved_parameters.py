@@ -7,7 +7,7 @@ from typing import Any
 
 from memprof.records import UnmovedParameters
 from memprof.sources.guarded_access import plain_attributes
-from memprof.sources.loop.loop_watch import LoopWatch
+from memprof.sources.loop.loop_watch import Listener, LoopWatch
 from memprof.sources.owners.tensor_owners import parameter_paths
 
 __all__ = ["UnmovedParametersWatch"]
@@ -16,7 +16,7 @@ _MOST_OPTIMIZERS = 64
 """Of so many: some programs have one for every parameter."""
 
 
-class UnmovedParametersWatch:
+class UnmovedParametersWatch(Listener):
     """Listens to optimizers as they begin to step and compares the rates of their groups with 0.
 
     Names are looked up at an optimizer's first step: at the job's end its model may be gone.
@@ -41,21 +41,6 @@ class UnmovedParametersWatch:
         return record if record != last else None
 
     # Listener of the loop watch.
-
-    def backward_began(self) -> None:
-        """Nothing changes."""
-
-    def backward_ended(self) -> None:
-        """Nothing changes."""
-
-    def recompute_ended(self) -> None:
-        """Nothing changes."""
-
-    def forward_ended(self, *, with_gradients: bool) -> None:
-        """Nothing changes."""
-
-    def outermost_call(self, module: Any, args: Any, kwargs: Any) -> None:
-        """Nothing changes."""
 
     def optimizer_begins(self, optimizer: Any) -> None:
         """Its groups have the rates of this step."""
