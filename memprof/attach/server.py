@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 import os
 import socket
 import struct
@@ -20,10 +19,10 @@ from typing import Any, Protocol
 
 from memprof.attach.address import folders, make_private, short_path, socket_name
 from memprof.errors import MemprofError, MissingError
+from memprof.log import LOG
 
 __all__ = ["MOST_BYTES", "Answers", "RequestServer", "can_serve", "peer"]
 
-_LOG = logging.getLogger("memprof")
 MOST_BYTES = 1 << 16
 """A request, and an answer, are one line of JSON of at most so many bytes."""
 _PATIENCE_S = 5.0
@@ -138,7 +137,7 @@ class RequestServer:
         try:
             action(*arguments)
         except Exception:  # noqa: BLE001 - whatever a client does, the job goes on
-            _LOG.debug("a request to memprof failed", exc_info=True)
+            LOG.debug("a request to memprof failed", exc_info=True)
 
     def _serve(self, connection: socket.socket) -> None:
         _, user_id = peer(connection)

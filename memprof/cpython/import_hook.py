@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from memprof.cpython.signal_errors import guarded_errors
+from memprof.log import LOG
 
 __all__ = ["ImportWatch"]
-
-_LOG = logging.getLogger("memprof")
 
 
 class ImportWatch:
@@ -68,7 +66,7 @@ class ImportWatch:
         try:
             self._then()
         except guarded_errors():  # it would come out of the user's `import torch`
-            _LOG.warning("could not start recording after import %s", self._name, exc_info=True)
+            LOG.warning("could not start recording after import %s", self._name, exc_info=True)
 
 
 class _Loader:

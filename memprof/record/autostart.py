@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import os
 import sys
 import time
@@ -17,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memprof.cpython.import_hook import ImportWatch
+from memprof.log import LOG
 
 if TYPE_CHECKING:
     from memprof.record.tracker import Tracker
 
 __all__ = ["STEPS", "claim", "start_from_environment"]
 
-_LOG = logging.getLogger("memprof")
 _ON = ("", "1", "true", "yes", "on")
 _OFF = ("0", "false", "no", "off")
 _STANDBY = "standby"
@@ -80,7 +79,7 @@ def _torch_imported() -> None:
         atexit.register(_say_what_next, tracker)
         _start(tracker)
     except MemprofError as error:  # the job goes on as if nothing had been asked for
-        _LOG.warning("this job is not recorded: %s", error)
+        LOG.warning("this job is not recorded: %s", error)
 
 
 def _say_what_next(tracker: Tracker) -> None:

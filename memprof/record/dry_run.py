@@ -15,6 +15,7 @@ from memprof.dry_run.checks import DistributionChecks
 from memprof.dry_run.estimates import Estimates
 from memprof.dry_run.generation import GenerationLimit
 from memprof.dry_run.library import Library
+from memprof.dry_run.packed_sequences import PackedSequences
 from memprof.dry_run.values import ValuesRead
 from memprof.dry_run.verdict import NCCL, NCCL_LACKING
 from memprof.record.tracker import Tracker
@@ -31,7 +32,8 @@ def begin(tracker: Tracker) -> Callable[[], None]:
     if assumptions:
         assumptions.begin()
     values_read, estimates = ValuesRead(library), Estimates(library)
-    listeners = (values_read, estimates, GenerationLimit(), DistributionChecks())
+    wrapped = (GenerationLimit(), PackedSequences(), DistributionChecks())
+    listeners = (values_read, estimates, *wrapped)
     for listener in listeners:
         listener.open()
 

@@ -5,12 +5,12 @@ Nothing here raises into the job: what cannot be exported is a note.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from memprof.cpython.signal_errors import guarded_errors
 from memprof.errors import MemprofError
+from memprof.log import LOG
 from memprof.record.options import Options
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Exports"]
 
-_LOG = logging.getLogger("memprof")
 
 _ROWS = 128
 """A scrape takes a few milliseconds for so many, in which the job may have to wait for it."""
@@ -64,10 +63,10 @@ class Exports:
             self._running.append(start())
         except MemprofError as error:
             self._note(name, error.message, error.hint)
-            _LOG.warning("no metrics, the job goes on: %s (%s)", error.message, error.hint)
+            LOG.warning("no metrics, the job goes on: %s (%s)", error.message, error.hint)
         except guarded_errors() as error:  # somebody else's library, in the user's job
             self._note(name, f"{type(error).__name__}: {error}", "")
-            _LOG.warning("no metrics, the job goes on", exc_info=True)
+            LOG.warning("no metrics, the job goes on", exc_info=True)
 
     def close(self) -> None:
         """End all of them; safe to call twice."""
@@ -82,14 +81,14 @@ class Exports:
             try:
                 how(self._running.pop())
             except guarded_errors():  # see _try
-                _LOG.debug("an exporter did not end", exc_info=True)
+                LOG.debug("an exporter did not end", exc_info=True)
 
 
 def _prometheus(figures: LiveRun, host: str, port: int) -> _Export:
     from memprof.exporters.prometheus import PrometheusServer
 
     server = PrometheusServer(lambda: [figures], port, host)
-    _LOG.info("metrics: http://%s:%d/metrics", server.host, server.port)
+    LOG.info("metrics: http://%s:%d/metrics", server.host, server.port)
     return server
 
 

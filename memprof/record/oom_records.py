@@ -16,7 +16,7 @@ import numpy as np
 from memprof.record.recording import Recording
 from memprof.records import Finding
 from memprof.sources.protocol import Interner
-from memprof.trace import NOT_RECORDED, Action, Category, Events, State, Trace
+from memprof.trace import NOT_RECORDED, Action, Events, State, Trace
 from memprof.units import format_bytes
 
 if TYPE_CHECKING:
@@ -107,8 +107,9 @@ class OomRecords:
 
         rows, end = InternedTables(self._interner, trace_then.tables), trace_then.end
         state = rows.state(end if end is not None else State())
-        addresses = state.blocks.address.tolist()
-        category = [int(what.owned.get(address, Category.UNKNOWN)) for address in addresses]
+        state = self._recording.with_owners(what.device, state)
+        known = zip(state.blocks.address.tolist(), state.blocks.category.tolist(), strict=True)
+        category = [int(what.owned.get(address, before)) for address, before in known]
         blocks = replace(state.blocks, category=np.array(category, dtype=np.uint8))
         free = what.facts.get("device_free")
         request = (

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from memprof.cpython.signal_errors import guarded_errors
 from memprof.errors import MemprofError
+from memprof.log import LOG
 from memprof.records import (
     Finding,
     Footer,
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Output"]
 
-_LOG = logging.getLogger("memprof")
 _LIMITED = (TraceRecord, StateRecord, Owners, TablesRecord, SourceFiles)
 """What a window writes; the rest is little, and always written."""
 _MOST_HELD = 10_000
@@ -125,7 +124,7 @@ class Output:
             self.figures.add(record)
         except guarded_errors():  # the file comes first
             self.figures = None
-            _LOG.warning("metrics have ended, the recording goes on", exc_info=True)
+            LOG.warning("metrics have ended, the recording goes on", exc_info=True)
 
     def _open(self) -> None:
         try:
@@ -149,4 +148,4 @@ class Output:
     def _end(self, why: str) -> None:
         self._is_closed = True
         self._held_back.clear()
-        _LOG.warning("recording has ended, the job goes on: %s", why)
+        LOG.warning("recording has ended, the job goes on: %s", why)

@@ -5,7 +5,6 @@ When a window opens and closes is decided in `window_schedule`, and who asks it 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import msgspec
 
 from memprof.cpython.signal_errors import guarded_errors
+from memprof.log import LOG
 from memprof.record.output import Output
 from memprof.records import DeviceInfo, Finding, Note, Owners
 from memprof.runfile.writer import encode_state, encode_trace
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Recording", "Use"]
 
-_LOG = logging.getLogger("memprof")
 DRAIN_SHARE = 0.05
 """Draining in a window may take so much of the time: a source whose drain is dear waits longer."""
 
@@ -175,6 +174,13 @@ class Recording(msgspec.Struct):
         for open_source in self._able("at_failure"):
             self._ask(open_source, partial(open_source.source.at_failure, what))
 
+    def with_owners(self, device: str, state: State) -> State:
+        """What a device held between windows, with the labels and categories of known blocks."""
+        for open_source in self._able("with_owners"):
+            ask = partial(open_source.source.with_owners, device, state)
+            state = self._ask(open_source, ask) or state
+        return state
+
     def end_window(self) -> None:
         """Drain a last time, stop recording events and flush."""
         self.drain()
@@ -217,7 +223,7 @@ class Recording(msgspec.Struct):
             try:
                 open_source.source.close()
             except Exception:  # noqa: BLE001 - that it failed was said
-                _LOG.debug("the source %r did not close", open_source.source.name)
+                LOG.debug("the source %r did not close", open_source.source.name)
         self._failed.clear()
         while self._sources:
             open_source = self._sources[-1]
@@ -231,7 +237,7 @@ class Recording(msgspec.Struct):
             try:
                 open_source.source.close()
             except guarded_errors():  # the child must start whatever happens here
-                _LOG.debug("the source %r did not close in a fork", open_source.source.name)
+                LOG.debug("the source %r did not close in a fork", open_source.source.name)
         self._sources.clear()
 
     def _begin(self, open_source: _Open) -> None:
@@ -286,7 +292,7 @@ class Recording(msgspec.Struct):
         self._failed.append(open_source)
         name = open_source.source.name
         self.note(name, f"the source failed and was closed: {type(error).__name__}: {error}")
-        _LOG.warning("the source %r failed and was closed; the job goes on", name, exc_info=error)
+        LOG.warning("the source %r failed and was closed; the job goes on", name, exc_info=error)
         try:
             open_source.source.close()
         except guarded_errors() as second:  # see _ask

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,12 +10,11 @@ from typing import Any
 import msgspec
 
 from memprof.cpython.signal_errors import guarded_errors
+from memprof.log import LOG
 from memprof.records import Readings
 from memprof.sources.protocol import Reading, ReadingSource
 
 __all__ = ["ReadingBuffer", "Sampler", "Thinning"]
-
-_LOG = logging.getLogger("memprof")
 
 
 class ReadingBuffer(msgspec.Struct):
@@ -187,7 +185,7 @@ class Sampler:
                 self._beat()
                 self._processor_us = time.thread_time() * 1e6
         except guarded_errors():  # Python would hand it to the program's `excepthook`
-            _LOG.warning("readings have ended, the job goes on", exc_info=True)
+            LOG.warning("readings have ended, the job goes on", exc_info=True)
 
     @property
     def interval_s(self) -> float:

@@ -5,7 +5,6 @@ The tracker opens and closes it; it knows nothing of context managers and exit h
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
@@ -22,6 +21,7 @@ import msgspec
 from memprof.cpython.signal_errors import guarded_errors
 from memprof.cpython.thread_clock import thread_us
 from memprof.errors import MemprofError
+from memprof.log import LOG
 from memprof.record.options import Options
 from memprof.record.output import Output
 from memprof.record.process import Rank, header, now_us
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PREPARES_US", "Session", "is_closed"]
 
-_LOG = logging.getLogger("memprof")
 _FLUSH_US = 1_000_000
 PATIENCE_S = 5.0
 """A thread that ran out of memory waits so long for another that is writing, and no longer."""
@@ -370,7 +369,7 @@ class Session:
             try:
                 self._loop_watch.close()
             except guarded_errors():  # the child must start whatever happens here
-                _LOG.debug("the hooks on torch did not close in a fork", exc_info=True)
+                LOG.debug("the hooks on torch did not close in a fork", exc_info=True)
 
     # -- while the job runs --------------------------------------------------------------------
 
@@ -438,7 +437,7 @@ class Session:
             return
         if not self._lock.acquire(timeout=PATIENCE_S):
             self._late_ooms.append((_brief(what), self._last_step + 1, self._label()))
-            _LOG.warning("%s ran out of memory; told later, the recording is busy", what.device)
+            LOG.warning("%s ran out of memory; told later, the recording is busy", what.device)
             return
         try:
             self._guard(self._write_late_ooms)
@@ -499,12 +498,12 @@ class Session:
 
     def _say(self, finding: Finding, message: str) -> None:
         self.output.flush()
-        _LOG.warning("%s", message)
+        LOG.warning("%s", message)
         if self._options.on_finding is not None:
             try:
                 self._options.on_finding(finding)
             except guarded_errors():  # it is the user's code, in the user's job
-                _LOG.warning("on_finding raised; the job goes on", exc_info=True)
+                LOG.warning("on_finding raised; the job goes on", exc_info=True)
 
     def _look(self, step: int, *, by_time: bool = False) -> None:
         """Count at the end of a step and of those before it; open or close a window.
@@ -845,7 +844,7 @@ class Session:
         try:
             action(*arguments)
         except guarded_errors() as error:  # whatever it is, the job goes on
-            _LOG.warning("recording has ended, the job goes on", exc_info=True)
+            LOG.warning("recording has ended, the job goes on", exc_info=True)
             self.recording.note("tracker", f"recording ended: {type(error).__name__}: {error}")
             self._abandon()
 
@@ -862,7 +861,7 @@ class Session:
         try:
             action()
         except guarded_errors():  # see _guard
-            _LOG.warning("a part of recording failed, the job goes on", exc_info=True)
+            LOG.warning("a part of recording failed, the job goes on", exc_info=True)
             return False
         return True
 
@@ -880,7 +879,7 @@ class Session:
             return
         message = f"the source failed and was closed: {type(error).__name__}: {error}"
         self.recording.note(source.name, message)
-        _LOG.warning("the source %r failed; the job goes on", source.name, exc_info=error)
+        LOG.warning("the source %r failed; the job goes on", source.name, exc_info=error)
 
     # -- writing -------------------------------------------------------------------------------
 

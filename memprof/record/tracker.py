@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import functools
 import inspect
-import logging
 import os
 import sys
 import threading
@@ -24,6 +23,7 @@ from memprof.cpython.gc_pause import collector_paused
 from memprof.cpython.import_hook import ImportWatch
 from memprof.cpython.signal_errors import guarded_errors, is_of_signal
 from memprof.errors import MemprofError
+from memprof.log import LOG
 from memprof.record.options import SOURCES, Options, Source
 from memprof.record.process import DEFAULT_PATH, Rank, path_of_rank
 from memprof.record.session import Session
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Tracker", "active", "annotate", "start", "step", "steps", "stop", "track"]
 
-_LOG = logging.getLogger("memprof")
 
 Item = TypeVar("Item")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -209,7 +208,7 @@ class Tracker:
                 if is_of_signal(reason):
                     self._abandon()
                     raise
-                _LOG.warning("nothing is recorded, the job goes on", exc_info=True)
+                LOG.warning("nothing is recorded, the job goes on", exc_info=True)
                 self._abandon()
                 return self
             _active = self
@@ -238,7 +237,7 @@ class Tracker:
                 self._abandon()
                 if is_of_signal(reason):
                     raise
-                _LOG.warning("recording has not ended well, the job goes on", exc_info=True)
+                LOG.warning("recording has not ended well, the job goes on", exc_info=True)
             finally:
                 _active = None
                 _take_what_was_left()
@@ -276,7 +275,7 @@ class Tracker:
 
     def note_second(self, path: str) -> None:
         """Another tracker wanted to start while this one records."""
-        _LOG.warning(
+        LOG.warning(
             "already recording to %s, so track(%r) records nothing", self.path or self._path, path
         )
         if self._session is not None:
@@ -379,7 +378,7 @@ def _take_what_was_left() -> None:
         try:
             take()
         except guarded_errors():  # the job goes on
-            _LOG.warning("a hook of an earlier recording was not removed", exc_info=True)
+            LOG.warning("a hook of an earlier recording was not removed", exc_info=True)
 
 
 def status_of(error: BaseException | None) -> str:

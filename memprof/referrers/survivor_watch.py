@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memprof.cpython.gc_pause import collector_paused
 from memprof.cpython.signal_errors import guarded_errors
+from memprof.log import LOG
 from memprof.records import Finding
 from memprof.referrers.gc_watch import Collections
 from memprof.sources.protocol import EventSource
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SurvivorWatch"]
 
-_LOG = logging.getLogger("memprof")
 _COLLECTIONS = 256
 """Collections of the garbage collector that may wait before they are written."""
 
@@ -101,7 +100,7 @@ class SurvivorWatch:
                 if collected is not None:
                     self._write(collected, "")
         except guarded_errors() as error:  # the job and its recording go on
-            _LOG.warning("the search for survivors failed and has ended", exc_info=True)
+            LOG.warning("the search for survivors failed and has ended", exc_info=True)
             self._note("survivors", f"the search has ended: {type(error).__name__}: {error}")
             self.close(quietly=True)
 

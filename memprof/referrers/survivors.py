@@ -6,12 +6,13 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from memprof.records import Finding, Holder
 from memprof.reference_chain import LinkKind, is_bounded, largest_container, way
 from memprof.referrers.bounded_search import Quarry, Searches
 from memprof.referrers.graph_growth import WALK_S, GraphGrowth, longest_graph
+from memprof.referrers.growth_lines import Growth, GrowthLines
 from memprof.referrers.pause_estimate import PauseEstimate
 from memprof.referrers.search_candidates import (
     Living,
@@ -26,7 +27,6 @@ from memprof.referrers.search_from_tensors import FOR_LINES_S
 from memprof.source_code.find_line import may_stop_growing
 from memprof.sources.tensor_addresses import PlaceOf, place_of
 from memprof.trace import Label
-from memprof.units import format_bytes
 
 __all__ = ["Announcement", "LiveSource", "Survivors"]
 
@@ -140,6 +140,9 @@ class Survivors:
     """Bytes of what was made anew when the last step ended, while it grew since the last look."""
     _followed_steps: int = 0
     _announcements: set[tuple[Hashable, ...]] = field(default_factory=set)
+    _news: list[Growth] = field(default_factory=list)
+    """What one look found out, for the log."""
+    _lines: GrowthLines = field(default_factory=GrowthLines)
     _graphs: GraphGrowth = field(default_factory=GraphGrowth)
     _graph_said: bool = False
     _graph_holders: tuple[Holder, ...] = ()
@@ -232,6 +235,7 @@ class Survivors:
                 for source, suspect, _ in growing
                 if (one := self._said_of(source.device, suspect, step, searched_keys)) is not None
             ]
+        announcements = self._with_lines(announcements)
         announcements += self._host(step)
         self._spent_s += time.thread_time() - began_s
         return announcements
@@ -272,6 +276,7 @@ class Survivors:
             for source, suspect, _ in growing
             if (one := self._said_of(source.device, suspect, step, searched_keys)) is not None
         ]
+        announcements = self._with_lines(announcements)
         announcements += self._host(step, ends_s - time.thread_time())
         announcements += [
             Announcement(_finding(source.device, suspect, step, chains, "resident"))
@@ -292,7 +297,7 @@ class Survivors:
             self._said_of(device, one, step, searched_keys) for device, one in suspects_of
         ]
         self._spent_s += time.thread_time() - began_s
-        return [one for one in announcements if one is not None]
+        return self._with_lines([one for one in announcements if one is not None])
 
     def has_time(self) -> bool:
         """Whether searches have taken less than they may; where time is no limit, always."""
@@ -390,11 +395,21 @@ class Survivors:
         """What is new of a stack: its holders, or that it surely grows; None where nothing is."""
         if self._searches.is_pending(device, one.stack):
             return None
-        message = self._news(device, one)
-        if not message and (device, one.stack) not in searched_keys:
+        is_new = self._is_news(device, one)
+        if not is_new and (device, one.stack) not in searched_keys:
             return None
-        holders = self._growths[device, one.stack].holders
-        return Announcement(_finding(device, one, step, holders, "growth"), message)
+        finding = _finding(device, one, step, self._growths[device, one.stack].holders, "growth")
+        if is_new:
+            self._news.append(Growth(finding, _per_step(one, self._steps)))
+        return Announcement(finding)
+
+    def _with_lines(self, announcements: Iterable[Announcement]) -> list[Announcement]:
+        """The same with what the log says of those that are new."""
+        lines = {id(finding): line for finding, line in self._lines.of(self._news)}
+        self._news = []
+        return [
+            replace(one, message=lines.get(id(one.finding), one.message)) for one in announcements
+        ]
 
     def _is_fresh(self, device: str, one: Suspect) -> bool:
         growth = self._growths.setdefault((device, one.stack), _StackSearch())
@@ -411,17 +426,17 @@ class Survivors:
         growth = self._growths[source.device, one.stack]
         return growth.grown >= _ANNOUNCED_AFTER and not growth.searched
 
-    def _news(self, device: str, one: Suspect) -> str:
-        """What to say of a stack that has grown at several looks; empty where that was said."""
+    def _is_news(self, device: str, one: Suspect) -> bool:
+        """Whether a stack has grown at several looks, and that was not yet said."""
         growth = self._growths[device, one.stack]
         key = way(growth.holders[0].links) if growth.holders else (device, str(one.stack))
         needed = _ANNOUNCED_LATE if _may_stop(growth.holders) else _ANNOUNCED_AFTER
         sure = growth.grown >= needed and one.births >= _ANNOUNCED_BIRTHS
         fills_up = any(is_bounded(one.links) for one in growth.holders[:1])
         if not sure or fills_up or key in self._announcements:
-            return ""
+            return False
         self._announcements.add(key)
-        return _message(one, self._steps, growth.holders)
+        return True
 
     def _host(self, step: int, left_s: float = math.inf) -> list[Announcement]:
         """What is to be said of graphs that grow; found in ``left_s`` seconds."""
@@ -514,16 +529,10 @@ def _may_stop(holders: Sequence[Holder]) -> bool:
     return False
 
 
-def _message(one: Suspect, steps: int, holders: Sequence[Holder]) -> str:
+def _per_step(one: Suspect, steps: int) -> float:
+    """Bytes; of ``steps`` those between windows were not seen."""
     span = one.last_step - one.first_step + 1
-    per_step = one.bytes / max(
-        1, min(span, max(steps, one.births))
-    )  # steps between windows: unseen
-    by = f", held by {holders[0].description}" if holders else ""
-    return (
-        f"memory grows by {format_bytes(round(per_step))} per step since step {one.first_step} "
-        f"({one.count} tensors so far){by}"
-    )
+    return one.bytes / max(1, min(span, max(steps, one.births)))
 
 
 def _graph_message(rate: float, holders: Sequence[Holder]) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from memprof.errors import MemprofError
+from memprof.log import LOG
 
 __all__ = ["STRICT", "left_out_if_it_fails"]
 
-_LOG = logging.getLogger("memprof")
 STRICT = "MEMPROF_STRICT"
 """Variable of the environment with which an error of a rule ends the command, for those who write
 rules: the tests set it."""
@@ -31,7 +30,7 @@ def left_out_if_it_fails(rule: str) -> Iterator[None]:
     except Exception as error:
         if os.environ.get(STRICT):
             raise
-        _LOG.warning(
+        LOG.warning(
             "the rule %s failed on this recording and is left out: %s: %s; please report it",
             rule,
             type(error).__name__,

@@ -1,7 +1,7 @@
 """Our own programs on torch's allocator, kept in tests/data: the model retells them exactly.
 
 Those named ``stub-`` were recorded in dry runs (memprof/dry_run), by three torch versions;
-the allocator is torch's own there too. Those named ``gpu-`` come from a GPU, as far as there are any.
+the allocator is torch's own there too. Those named ``gpu-`` are of an H200.
 """
 
 from __future__ import annotations

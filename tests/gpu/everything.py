@@ -4,6 +4,7 @@
     python tests/gpu/everything.py FOLDER leaks recordings    what there was no time for
     python tests/gpu/everything.py FOLDER bench               the benchmark of every program
     python tests/gpu/everything.py FOLDER budget              whole recordings, for the claim of 1 %
+    python tests/gpu/everything.py FOLDER compared            programs, to compare a dry run with
     memprof dry-run --gpu 8GiB --gpus 2 --no-record python tests/gpu/everything.py FOLDER facts truth
 
 It needs a Python that has torch, msgspec, numpy and psutil, and memprof neither installed nor built. Where
@@ -75,6 +76,7 @@ class Part:
 def run_tests(*names: str, processes: int = 1, longest_test_s: int = TEST_S) -> tuple[str, ...]:
     """Arguments of Python for some files of tests; no plugin that may be missing is named."""
     command = ["-m", "pytest", "-v", "-rA", "--durations=15", "-p", "no:cacheprovider"]
+    command += ["-p", "no:benchmark"]  # where it is, it warns of xdist, and a warning is an error
     command += ["-p", "tests.results", *(f"{GPU}/{name}.py" for name in names)]
     if _is_there("xdist"):  # even for one: a process that crashes or hangs is replaced
         command += ["-n", str(max(1, min(processes, os.cpu_count() or 1)))]
@@ -102,6 +104,7 @@ def parts() -> dict[str, Part]:
         "time_to_full": Part((run_tests("test_time_to_full", "test_loops"),), 60, TESTS),
         "sharing": Part((run_tests("test_sharing"),), 60, TESTS),
         "recordings": Part(((f"{GPU}/record_small.py", RECORDED),), 150),
+        "compared": Part(((f"{GPU}/compare_dry_run.py", "record", RECORDED),), 250),
         "budget": Part(((bench, "--long-s", "30", "--only", "gpt"),), 300),
         "bench": Part(((bench,),), 585),
     }
@@ -109,7 +112,7 @@ def parts() -> dict[str, Part]:
 
 def usual(every: dict[str, Part]) -> list[str]:
     """What a call runs that names no part."""
-    return [name for name in every if name not in ("budget", "bench")]
+    return [name for name in every if name not in ("compared", "budget", "bench")]
 
 
 def _is_there(name: str) -> bool:

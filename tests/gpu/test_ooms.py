@@ -200,6 +200,32 @@ def test_between_windows_the_cause_is_judged_by_blocks_and_counters(tmp_path, so
     assert OomCause.LEAK in causes(told)
 
 
+def test_between_windows_what_graphs_keep_is_still_called_activations(tmp_path, little_room):
+    def job():
+        model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(8)]).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+        history = []
+        while True:
+            loss = model(torch.ones(1024, 2048, device="cuda")).square().mean()
+            loss.backward(retain_graph=True)
+            optimizer.step()
+            optimizer.zero_grad()
+            history.append(loss)
+
+    def tracked():
+        with memprof.track(tmp_path / "run.json", max_events=4000, allowance_s=LONG_S):
+            job()
+
+    with pytest.raises(torch.OutOfMemoryError):
+        tracked()
+    (told,) = post_mortems(load(tmp_path / "run.json"))
+    assert told.failure.between_windows
+    held = {group.name: group.bytes for group in told.categories}
+    # The steps after the last window are what is unknown.
+    assert held["activation"] > 0.3 * told.failure.allocated
+    assert held["parameter"] == 8 * (2048 + 1) * 2048 * 4
+
+
 def test_a_failure_in_the_losss_backward_pass_is_one_and_names_its_activation(
     tmp_path, sources, little_room
 ):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="a recording needs torch")
 
 from memprof.oom.post_mortem import OomCause, post_mortems
 from memprof.report.summary import summarize
+from memprof.sources.cuda.snapshot_source import CudaSource
 from memprof.testing.cuda import TorchStandIn
+from memprof.trace import Category
 from memprof.views.examination import examine
 from memprof_cli import main
 from tests.exhausting import MIB, Training, fragmented, peaking, recorder
@@ -46,6 +50,18 @@ def test_between_windows_a_full_card_is_the_peak_and_what_helps_is_replayed(reco
     assert told.cause is OomCause.OTHERS
     assert [r.kind for r in told.rescues.fitting] == ["others", "card"]
     assert told.blocks[0].name == "10 blocks of 10 MiB"
+
+
+def test_what_blocks_were_in_the_last_window_is_said_of_them_still(recorded, monkeypatch):
+    def with_owners(source, device, state):
+        assert device == "cuda:0"
+        kinds = np.full(len(state.blocks), Category.ACTIVATION, dtype=np.uint8)
+        return replace(state, blocks=replace(state.blocks, category=kinds))
+
+    monkeypatch.setattr(CudaSource, "with_owners", with_owners, raising=False)
+    run = recorded(TorchStandIn(capacity=64 * MIB), fragmented, max_events=0)
+    (told,) = post_mortems(run)
+    assert [(group.name, group.bytes) for group in told.categories] == [("activation", 8 * MIB)]
 
 
 def test_a_small_request_between_windows_is_not_taken_for_its_segment(recorded):

@@ -140,7 +140,9 @@ def test_the_holder_of_a_growing_list_is_found_and_said_once(tmp_path, caplog):
     held = growing(run)
     assert "outputs" in held[-1].holders[0].description
     assert [r.message for r in caplog.records if "memory grows by" in r.message] == [
-        m for m in caplog.messages if m.startswith("memory grows by 3.91 KiB per step since step 0")
+        m
+        for m in caplog.messages
+        if m.startswith("memprof: memory grows by 3.91 KiB per step since step 0")
     ]
     assert len(heard) == 1
     assert heard[0].step < 30

@@ -52,7 +52,9 @@ def test_the_holder_of_growing_cuda_memory_is_found_and_logged_once(tmp_path, de
     assert "outputs" in found.holders[0].description
     assert found.bytes == found.count * 512
     assert [m for m in caplog.messages if "memory grows by" in m] == [
-        m for m in caplog.messages if m.startswith("memory grows by 512 B per step since step 0")
+        m
+        for m in caplog.messages
+        if m.startswith("memprof: memory grows by 512 B per step since step 0")
     ]
     outputs.clear()
 

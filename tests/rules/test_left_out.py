@@ -47,8 +47,8 @@ def test_the_other_rules_speak_and_the_log_names_the_one_that_failed(
     assert leak.rule == "growing-container"
     assert {one.message for one in caplog.records if one.name == "memprof"} == {
         (
-            f"the rule {name} failed on this recording and is left out: RecursionError: maximum "
-            "recursion depth exceeded; please report it"
+            f"memprof: the rule {name} failed on this recording and is left out: RecursionError: "
+            "maximum recursion depth exceeded; please report it"
         )
     }
 

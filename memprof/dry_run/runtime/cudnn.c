@@ -217,6 +217,13 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t descriptor, cudn
     return name == CUDNN_ATTR_ENGINE_OPERATION_GRAPH ? name_card(descriptor, OF_ENGINE) : status;
 }
 
+/* Without a device some engines name 131 bytes more, which few of their plans take on one: on an H200
+ * (cuDNN 9.19) 25 of some 420 in three steps of a ResNet-50. */
+static int64_t as_on_a_device(int64_t workspace) {
+    enum { WITHOUT_DEVICE = 131, GRAIN = 16 };
+    int has_them = workspace >= WITHOUT_DEVICE && workspace % GRAIN == WITHOUT_DEVICE % GRAIN;
+    return has_them ? workspace - WITHOUT_DEVICE : workspace;
+}
 /* Without a library one engine is found for everything; numbers are 0 and lists are empty. */
 static cudnnStatus_t invent_attribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
                                       cudnnBackendAttributeType_t type, int64_t requested, int64_t *number,
@@ -235,10 +242,11 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t const descriptor
     int64_t workspace = can_be_asked() && is_workspace ? plan_workspace(descriptor) : -1;
     cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
     if (workspace >= 0) {
-        *(int64_t *)elements = workspace;
+        *(int64_t *)elements = as_on_a_device(workspace);
         if (number) *number = 1;
     } else if (can_be_asked()) {
         status = cudnn.get(descriptor, name, type, requested, number, elements);
+        if (is_workspace) *(int64_t *)elements = as_on_a_device(*(int64_t *)elements);
     } else {
         status = invent_attribute(descriptor, name, type, requested, number, elements);
         workspace = is_workspace ? estimated_workspace(descriptor) : -1;

@@ -7,17 +7,16 @@ caller goes through is replaced in a window, and only then.
 from __future__ import annotations
 
 import inspect
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from memprof.cpython.signal_errors import guarded_errors
+from memprof.log import LOG
 
 __all__ = ["HistoryCalls", "recording_options"]
 
-_LOG = logging.getLogger("memprof")
 _RECORD_HOST = {"_cuda_record_memory_history": 8, "_cuda_record_memory_history_legacy": 9}
 """torch's functions, and where among their arguments ``record_pinned_host_memory`` stands.
 
@@ -86,7 +85,7 @@ class HistoryCalls:
         try:
             tell(turns_on)
         except guarded_errors():  # the call is the program's, and must go on
-            _LOG.warning("the program's call of torch's recorder was not followed", exc_info=True)
+            LOG.warning("the program's call of torch's recorder was not followed", exc_info=True)
 
 
 def recording_options(torch: Any, *, on: bool) -> dict[str, Any]:

@@ -6,7 +6,6 @@ for host memory, the exception itself is read when it leaves the block. Records 
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 import time
@@ -17,6 +16,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from memprof.cpython.signal_errors import guarded_errors
+from memprof.log import LOG
 from memprof.snapshot.reader import traces_from_snapshot
 from memprof.sources.cuda import oom_messages
 from memprof.sources.cuda.segments import segments_now
@@ -29,7 +29,6 @@ from memprof.trace import Category, Trace
 
 __all__ = ["REST", "Exhausted", "OomWatch", "from_exception", "ooms_counted"]
 
-_LOG = logging.getLogger("memprof")
 
 Frames: TypeAlias = "tuple[tuple[str, str, int], ...]"
 """Function, file, line; innermost first."""
@@ -243,7 +242,7 @@ def _on_observation(ordinal: int, segment: int, limit: int, free: int) -> None:
 def _say(error: Exception) -> None:
     """Log it, without its traceback: whoever kept the record would keep the job's tensors."""
     try:
-        _LOG.debug("a failed allocation was not recorded: %s", f"{type(error).__name__}: {error}")
+        LOG.debug("a failed allocation was not recorded: %s", f"{type(error).__name__}: {error}")
     except guarded_errors():  # a filter or a handler of the job's own may raise
         pass
 

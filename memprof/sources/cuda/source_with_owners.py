@@ -93,6 +93,10 @@ class OwnedCudaSource(CudaSource):
         if self._in_window:
             self._live.sightings.failed()
 
+    def with_owners(self, device: str, state: State) -> State:
+        """A state between windows, with the labels and categories of the blocks that are known."""
+        return self._live.refresh({device: state})[device]
+
     def notes(self) -> Sequence[str]:
         """What was not seen, since the last call."""
         failure, self._live.sightings.failure = self._live.sightings.failure, ""

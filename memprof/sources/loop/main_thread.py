@@ -12,7 +12,6 @@ would swallow what the program's own handlers of signals raise while the call la
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
@@ -22,6 +21,7 @@ from types import CodeType, FrameType
 from typing import Any, Protocol, TypeVar
 
 from memprof.cpython.signal_errors import QUEUED, adder, guarded_errors, is_of_signal
+from memprof.log import LOG
 
 __all__ = [
     "PASSING_ON",
@@ -34,7 +34,6 @@ __all__ = [
     "passes_on",
 ]
 
-_LOG = logging.getLogger("memprof")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _PACKAGE, _LAUNCHER = "memprof.", "memprof.record.launch"
 _IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
@@ -137,7 +136,7 @@ class MainThread:
         except guarded_errors():
             if not self._is_logged:
                 self._is_logged = True
-                _LOG.warning("what was to run in the main thread failed", exc_info=True)
+                LOG.warning("what was to run in the main thread failed", exc_info=True)
 
     def _made(self) -> None:
         """The call was made, and another one can be asked for."""
@@ -250,7 +249,7 @@ class Beat:
                     return
                 self._ask()
             except Exception:  # noqa: BLE001 - Python would hand it to the program's `excepthook`
-                _LOG.warning("a call in the main thread was not asked for", exc_info=True)
+                LOG.warning("a call in the main thread was not asked for", exc_info=True)
                 return
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import sys
 import weakref
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from memprof.cpython.signal_errors import guarded_errors
+from memprof.log import LOG
 from memprof.sources.loop.main_thread import hands_on, passes_on
 from memprof.sources.loop.torch_compile import skips_what_is_called
 
@@ -20,7 +20,6 @@ __all__ = ["KnownOptimizers", "OptimizerHooks", "remove_left", "watch_scalers"]
 _METHOD = "_maybe_opt_step"
 """Of `GradScaler`: steps the optimizer unless its gradients hold infinities or NaNs."""
 
-_LOG = logging.getLogger("memprof")
 _BETWEEN = ("/sources/loop/optimizer_hooks.py", "/torch/_dynamo/eval_frame.py")
 """Files of the frames between a hook of memprof and the wrapped ``step``."""
 
@@ -149,7 +148,7 @@ class OptimizerHooks:
     def _say_failed(self) -> None:
         if not self._has_failed:
             self._has_failed = True
-            _LOG.warning("a step of an optimizer was not seen; the job goes on", exc_info=True)
+            LOG.warning("a step of an optimizer was not seen; the job goes on", exc_info=True)
 
     def _note_skip(self, optimizer: Any) -> None:
         if self._is_open:
