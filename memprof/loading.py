@@ -57,6 +57,7 @@ from memprof.runfile.cross_references import (
 )
 from memprof.runfile.guessed_steps import Numbering
 from memprof.runfile.gzipped import GZIP_MAGIC, inflated
+from memprof.runfile.library_workspaces import LibraryWorkspaces
 from memprof.runfile.older_schema import upgraded
 from memprof.runfile.parallel_owners import ParallelOwners
 from memprof.runfile.reader import Damage, decode_events, decode_state, read_records
@@ -172,6 +173,7 @@ class _Assembly:
         self._unmoved = UnmovedParameters()
         self._padded: PaddedBatches | None = None
         self._parallel = ParallelOwners()
+        self._workspaces = LibraryWorkspaces()
         self._lost_rows = 0
         self._damages = 0
 
@@ -255,7 +257,9 @@ class _Assembly:
             raise ValueError("a stack names a frame that is not there")
         if any(not NOT_RECORDED <= step < _LAST_STEP for step, *_ in record.labels):
             raise ValueError("a step is impossible")
-        self._parallel.add(len(self._frames), record.frames, len(self._stacks), record.stacks)
+        first = len(self._frames), len(self._stacks)
+        self._parallel.add(first[0], record.frames, first[1], record.stacks)
+        self._workspaces.add(first[0], record.frames, first[1], record.stacks)
         self._frames += record.frames
         self._stacks += [tuple(stack) for stack in record.stacks]
         self._labels += [(s, p if 0 <= p < len(Phase) else 0, m, a) for s, p, m, a in record.labels]
@@ -445,7 +449,7 @@ class _Assembly:
             settings=info.settings,
             torch_version=self._header.torch_version,
         )
-        return layout(trace) if name == "cpu" else trace
+        return layout(trace) if name == "cpu" else self._workspaces.trace(trace)
 
     def _reading_series(self) -> tuple[ReadingSeries, ...]:
         return tuple(

@@ -112,10 +112,13 @@ class Category(enum.IntEnum):
     """A whole parameter, or more of it than this rank's shard, as FSDP has gathered it."""
     COMMUNICATION_BUFFER = 10
     """What FSDP gathers and reduces through, what a pipeline's stage receives into."""
+    LIBRARY_WORKSPACE = 11
+    """What torch keeps for cuBLAS for good, for every thread and stream that multiplied."""
 
 
 RECORDED_CATEGORIES = int(Category.TEMPORARY) + 1
-"""Those below it stand in run files; the others are told by stacks, where files are read."""
+"""Those below it stand in run files; the others are told by stacks and sizes, where files are
+read."""
 
 
 class BlockState(enum.IntEnum):

@@ -20,9 +20,11 @@ CATEGORY_COLORS: dict[Category, str] = {
     Category.GRADIENT_BUCKET: "#b07400",
     Category.GATHERED_PARAMETER: "#1b3f73",
     Category.COMMUNICATION_BUFFER: "#8c2f39",
+    Category.LIBRARY_WORKSPACE: "#6b7785",
 }
 
 STACKING: tuple[Category, ...] = (
+    Category.LIBRARY_WORKSPACE,
     Category.PARAMETER,
     Category.BUFFER,
     Category.OPTIMIZER_STATE,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from memprof.runfile.library_workspaces import LibraryWorkspaces
 from memprof.runfile.parallel_owners import ParallelOwners
 from memprof.source_code.torch_calls import phase_of_stack
 from memprof.trace import (
@@ -75,6 +76,11 @@ def infer(trace: Trace, lives: Lifetimes) -> Inferred:
     parallel, tables = ParallelOwners(), trace.tables
     parallel.add(0, tables.frames, 0, tables.stacks)
     category = parallel.categories(category, lives.stack)
+    workspaces = LibraryWorkspaces()
+    workspaces.add(0, tables.frames, 0, tables.stacks)
+    category = workspaces.categories(
+        category, lives.size, lives.stack, in_window & (phase == Phase.BACKWARD)
+    )
     return Inferred(phase, category)
 
 
