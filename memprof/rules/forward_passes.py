@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from memprof.source_code.program import Place, place_of
-from memprof.trace import Action, Category, Frame, Phase
+from memprof.trace import EMPTY, Action, Category, Frame, Phase
 from memprof.views.peak_without import Cuts, Saving
 from memprof.views.window import Bools, Ints, Window
 
@@ -74,7 +74,10 @@ def forward_passes(window: Window) -> Passes | None:
     number, rows, first = _repetitions(window, np.flatnonzero(pass_mask & (window.module > 0)))
     sizes = window.lives.size
     # One line may well make two tensors (`table(x) + arange(n)`); repeated passes repeat the most.
-    if number < 2 or 2 * int(sizes[rows].sum()) < window.bytes_of(pass_mask):
+    if number < 2:
+        return None
+    losses = _repeated(window, np.flatnonzero(pass_mask & (window.module == 0)), number)
+    if 2 * int(sizes[rows].sum() + sizes[losses].sum()) < window.bytes_of(pass_mask):
         return None
     there = np.flatnonzero(pass_mask & window.at_peak)
     calls = _calls_in_loops(window.stack(int(rows[0])))
@@ -107,6 +110,17 @@ def _repetitions(window: Window, rows: Ints) -> tuple[int, Ints, int]:
     once = rows[of_row == passes]
     first = int(once[window.lives.alloc[once].argmin()]) if passes > 1 else -1
     return passes, rows[of_row % passes == 0], first
+
+
+def _repeated(window: Window, rows: Ints, times: int) -> Ints:
+    """Those that lines outside all modules made a multiple of so many times: a loss of each pass.
+
+    What has no stack was made by no line.
+    """
+    stacks = window.lives.stack[rows]
+    _, of_row, counts = np.unique(stacks, return_inverse=True, return_counts=True)
+    repeated: Ints = rows[(counts[of_row.reshape(-1)] % times == 0) & (stacks != EMPTY)]
+    return repeated
 
 
 def _calls_in_loops(stack: tuple[Frame, ...]) -> tuple[Place, ...]:

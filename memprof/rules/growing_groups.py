@@ -42,6 +42,8 @@ _NEARLY_THROUGHOUT = 0.9
 _LEAST_BIRTHS = 4
 _LEAST_TAKEN = 4
 """Tensors of a group that were freed again: then what gives to a container also takes from it."""
+_LEAST_FILLINGS = 3
+"""Steps that add to what a container keeps with graphs, where looks saw that it grows."""
 _LEAST_SPAN = 8
 """Steps from the first rise to the last: less is a start, not a trend."""
 _LEAST_EXACT = 4
@@ -143,7 +145,7 @@ def _held_groups(
         elif any(link.kind in _ERRORS for link in holders[0].links):
             yield rows, _now_and_then
         elif grows:
-            yield rows, _more_than_taken
+            yield rows, _with_graphs if holders[0].through_graph else _more_than_taken
 
 
 def _exact_groups(survival: Survival, freed: Bools) -> Iterator[GrowingGroup]:
@@ -309,6 +311,35 @@ def _more_than_taken(survival: Survival, rows: Ints, freed: Bools) -> GrowingGro
     if (survival.lives.freed_in[rows] < len(survival)).sum() < _LEAST_TAKEN:
         return None
     return _throughout(survival, rows, freed)
+
+
+def _with_graphs(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | None:
+    """A group that a container keeps with graphs, of which looks saw it have ever more.
+
+    It may be filled in few steps, by hundreds of tensors each: in the rollouts between the
+    trainings on them. No cache has graphs in it.
+    """
+    return _more_than_taken(survival, rows, freed) or _in_few_steps(survival, rows, freed)
+
+
+def _in_few_steps(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | None:
+    """A group to which some steps up to the last third add, and from which none takes."""
+    lives, length = survival.lives, len(survival)
+    births = np.unique(lives.allocated_in[rows])
+    births = births[births >= 0]
+    span = int(births[-1] - births[0]) if len(births) else 0
+    if len(births) < _LEAST_FILLINGS or span < _LEAST_SPAN or births[-1] < length * (1 - _LATE):
+        return None
+    if (lives.freed_in[rows] < length).any():
+        return None
+    growth = Rise(
+        places=births,
+        per_place=float(lives.size[rows][lives.allocated_in[rows] > births[0]].sum()) / span,
+        slope=0.0,
+        confidence=round(1 - 0.5 ** len(births), 3),
+        every=max(1, round(span / (len(births) - 1))),
+    )
+    return _group(survival, rows, rows, growth, freed)
 
 
 def _ever_more_at_looks(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | None:

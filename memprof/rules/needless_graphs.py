@@ -14,7 +14,7 @@ from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.given_data import calls_given_data, is_given_data
 from memprof.source_code.program import FUNCTIONS, called_name
 from memprof.source_code.zeroed_gradients import ZeroedGradient
-from memprof.trace import Category, Frame, Phase
+from memprof.trace import EMPTY, Category, Frame, Phase
 from memprof.views.owners import common_module
 from memprof.views.peak_without import Cuts
 from memprof.views.window import Ints, Window
@@ -110,19 +110,27 @@ def line_of_its_own(window: Window, rows: Ints, modules: Iterable[int]) -> Frame
 
 def _lines_of_their_own(window: Window, rows: Ints, modules: Iterable[int]) -> Iterator[Frame]:
     """All such lines, the outermost first."""
-    stacks = [window.trace.stack(stack) for stack in np.unique(window.lives.stack[rows]).tolist()]
+    stacks = _stacks(window, rows)
     shared = [
         frames[0]
         for frames in zip(*(reversed(stack) for stack in stacks), strict=False)
         if len(set(frames)) == 1
     ]
-    others = np.isin(window.module, list({*modules} - {0})) & (window.phase == Phase.FORWARD)
-    of_others = {
-        frame
-        for stack in np.unique(window.lives.stack[others]).tolist()
-        for frame in window.trace.stack(stack)
-    }
+    of_others = _frames_of(window, modules)
     yield from (frame for frame in window.user_frames(tuple(shared)) if frame not in of_others)
+
+
+def _stacks(window: Window, rows: Ints) -> list[tuple[Frame, ...]]:
+    """The different stacks of some tensors, those aside of which none was recorded."""
+    numbers = np.unique(window.lives.stack[rows])
+    return [window.trace.stack(int(one)) for one in numbers[numbers != EMPTY]]
+
+
+def _frames_of(window: Window, modules: Iterable[int]) -> set[Frame]:
+    """All lines by which forward passes through some modules came."""
+    forward = np.isin(window.module, list({*modules} - {0})) & (window.phase == Phase.FORWARD)
+    stacks = np.unique(window.lives.stack[forward]).tolist()
+    return {frame for stack in stacks for frame in window.trace.stack(stack)}
 
 
 def graph_for_nothing(window: Window, modules: set[int], training_modules: set[int]) -> OwnGraph:
@@ -144,12 +152,19 @@ def graph_for_nothing(window: Window, modules: set[int], training_modules: set[i
     if len(rows) and (window.lives.alloc[rows] < begins).all():
         return OwnGraph(rows, line_of_its_own(window, rows, training_modules))
     called_at = _line_of_data(window, rows, training_modules) if len(rows) else None
-    return OwnGraph(rows, called_at) if called_at is not None else _pass_of_data(window, rows)
+    if called_at is not None:
+        return OwnGraph(rows, called_at)
+    return _pass_of_data(window, rows, training_modules)
 
 
-def _pass_of_data(window: Window, rows: Ints) -> OwnGraph:
-    """Of several passes through the same modules those that one line calls with data alone."""
-    stacks = {int(one): window.trace.stack(int(one)) for one in np.unique(window.lives.stack[rows])}
+def _pass_of_data(window: Window, rows: Ints, training_modules: set[int]) -> OwnGraph:
+    """Of several passes through the same modules those that one line calls with data alone.
+
+    A line by which what is trained came as well is none.
+    """
+    of_others = _frames_of(window, training_modules)
+    numbers = np.unique(window.lives.stack[rows])
+    stacks = {int(one): window.trace.stack(int(one)) for one in numbers[numbers != EMPTY]}
     called: dict[Frame, list[int]] = {}
     for stack, frames in stacks.items():
         for frame in dict.fromkeys(window.user_frames(frames)):
@@ -164,7 +179,7 @@ def _pass_of_data(window: Window, rows: Ints) -> OwnGraph:
             if len(own.rows):
                 return own
             continue
-        if is_given_data(window.programs, outer):
+        if frame not in of_others and is_given_data(window.programs, outer):
             return OwnGraph(rows[np.isin(window.lives.stack[rows], of_frame)], frame)
     return OwnGraph(rows[:0], None)
 
@@ -217,12 +232,25 @@ def _all_came_by(window: Window, rows: Ints, outer: Sequence[Frame], call: ast.C
 
 def _line_of_data(window: Window, rows: Ints, training_modules: set[int]) -> Frame | None:
     """The line of their own at which their modules are called with data, and nothing else."""
-    stacks = [window.trace.stack(int(one)) for one in np.unique(window.lives.stack[rows])]
+    stacks = _stacks(window, rows)
     for frame in _lines_of_their_own(window, rows, training_modules):
-        ways = {stack[stack.index(frame) :] for stack in stacks if frame in stack}
-        if all(is_given_data(window.programs, way) for way in ways):
+        ways = {stack: stack.index(frame) for stack in stacks if frame in stack}
+        if all(_is_given_data(window, stack, at) for stack, at in ways.items()):
             return frame
     return None
+
+
+def _is_given_data(window: Window, stack: tuple[Frame, ...], at: int) -> bool:
+    """Whether data alone is handed on by the line at a place of a stack, or by what it calls.
+
+    A function that is given a model and a batch calls the one with the other.
+    """
+    for inner in range(at, -1, -1):
+        if inner < at and stack[inner].name.rpartition(".")[2] == "forward":
+            return False
+        if is_given_data(window.programs, stack[inner:]):
+            return True
+    return False
 
 
 def _first_of(window: Window, paths: set[str]) -> dict[int, int]:

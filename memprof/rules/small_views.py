@@ -157,8 +157,11 @@ def _stored_parts(case: Case) -> Iterator[Handed]:
     """
     for holder in case.finding.holders:
         place = case.place_of(holder)
-        value = _held_value(holder, place) if place is not None else None
-        if place is None or value is None:
+        if place is None:
+            continue
+        value = _held_value(holder, place)
+        if value is None:
+            yield from _items(place, holder)
             continue
         where, value = handed_over(case, place, value) or (place, value)
         parts = values_of(where, value.id) if isinstance(value, ast.Name) else [value]
@@ -170,6 +173,30 @@ def _stored_parts(case: Case) -> Iterator[Handed]:
         names = {ast.unparse(one) for one in (value, *bound_names(where.statement))}
         if not any(_writes(node, names) for node in ast.walk(where.scope)):
             yield where, value
+
+
+def _items(place: Place, holder: Holder) -> Iterator[Handed]:
+    """The view within a tuple that is put there: ``rows[i]`` of ``entry = (loss, rows[i])``.
+
+    The chain of references ends in its position.
+    """
+    growth = growing(place)
+    values = growth.values if growth is not None else ()
+    names = [one.id for one in values if isinstance(one, ast.Name)]
+    last = next((one for one in reversed(holder.links) if one.kind != LinkKind.BASE), None)
+    bindings = [
+        node
+        for node in ast.walk(place.scope)
+        if isinstance(node, ast.Assign)
+        and any(isinstance(one, ast.Name) and one.id in names for one in bound_names(node))
+    ]
+    if last is None or last.kind != LinkKind.ITEM or not last.name.isdigit() or len(bindings) != 1:
+        return
+    record, at = bindings[0].value, int(last.name)
+    items = record.elts if isinstance(record, ast.Tuple) else []
+    made = place.program.place(bindings[0])
+    if made is not None and at < len(items) and isinstance(items[at], ast.Subscript):
+        yield made, items[at]
 
 
 def _writes(node: ast.AST, names: set[str]) -> bool:

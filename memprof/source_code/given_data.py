@@ -83,6 +83,8 @@ def _hands_data(place: Place, call: ast.Call, callers: Sequence[Frame]) -> bool:
 def _is_data(place: Place, value: ast.expr, callers: Sequence[Frame]) -> bool:
     if _DataFlow().is_data(place, value):
         return True
+    while isinstance(value, (ast.Attribute, ast.Subscript)):  # `batch["input_ids"]` of a batch
+        value = value.value
     if not isinstance(value, ast.Name) or place.function is None:
         return False
     if value.id not in parameters(place.function) or list(values_of(place, value.id)) != [None]:
@@ -221,6 +223,8 @@ def _only_call(place: Place | None) -> ast.Call | None:
     if place is None or not isinstance(place.statement, (ast.Assign, ast.Expr, ast.Return)):
         return None
     value = place.statement.value
+    while isinstance(value, (ast.Attribute, ast.Subscript)):  # of its result
+        value = value.value
     calls = calls_in(place.statement)
     return value if isinstance(value, ast.Call) and calls == [value] else None
 

@@ -374,14 +374,24 @@ def last_name(expression: str) -> str:
 
 
 def emptied_by(place: Place, name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    """The method of the class around a place that only empties things, ``name`` among them."""
+    """The method of the class around a place that only empties things, ``name`` among them.
+
+    One that must be given something is for whoever has it to call, as callbacks of a library are.
+    """
     class_ = place.class_
     for node in class_.body if class_ is not None else ():
-        if isinstance(node, FUNCTIONS) and node.name != "__init__":
+        if isinstance(node, FUNCTIONS) and node.name != "__init__" and not _needs_more(node):
             emptied = [_emptied_names(statement) for statement in node.body if not _idle(statement)]
             if emptied and all(emptied) and any(name in names for names in emptied):
                 return node
     return None
+
+
+def _needs_more(method: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> bool:
+    """Whether a method cannot be called without arguments."""
+    spec = method.args
+    needed = len(spec.posonlyargs) + len(spec.args) - len(spec.defaults)
+    return needed > 1 or any(default is None for default in spec.kw_defaults)
 
 
 def _idle(statement: ast.stmt) -> bool:

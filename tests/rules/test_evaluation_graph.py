@@ -196,3 +196,43 @@ def test_passes_before_that_of_the_training_are_told_from_passes_of_a_sum(tmp_pa
     assert found.remedies[0].saves_bytes == 3 * 8192 * 64 * 4  # all results but the last
     rules = {one.rule for one in findings_of(summed, tmp_path / "sum.json")}
     assert "evaluation-graph" not in rules
+
+
+def drawn_now_and_then():
+    """Between two steps: the graph of what was drawn last is there until it is drawn anew."""
+    model, optimizer = job()
+    kept = []
+
+    def step(number):
+        trained(model, optimizer)
+        if number % 6 == 5:
+            image = torch.randn(1024, 64)
+            for _ in range(4):
+                image = image + model(image) / 4
+            kept[:] = [image]
+
+    return step
+
+
+def penalized():
+    """The backward pass goes through both passes, and its graph stays for a second one."""
+    model, optimizer = job()
+
+    def step(number):
+        first = model(torch.randn(4096, 64)).square().mean()
+        second = model(torch.randn(4096, 64)).square().mean()
+        (first + second).backward(retain_graph=True)
+        first.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def test_a_graph_that_a_later_backward_pass_leaves_alone_is_for_nothing(tmp_path):
+    found, *_ = findings_of(drawn_now_and_then, tmp_path / "run.json")
+    assert (found.rule, found.minor) == ("evaluation-graph", False)
+    first = found.remedies[0]
+    assert (first.fix, first.code) == ("no_grad", "image = image + model(image) / 4")
+    rules = {one.rule for one in findings_of(penalized, tmp_path / "twice.json")}
+    assert "evaluation-graph" not in rules

@@ -409,3 +409,38 @@ def test_what_a_cycle_through_cpp_keeps_of_an_earlier_loop_leaks(kind, grows, tm
     )
     run = load(write_run(tmp_path / "run.json", trace.build(), more=[finding]))
     assert [one.bytes_per_step for one in leaks(examine(run))] == ([1 << 20] if grows else [])
+
+
+@pytest.mark.parametrize(
+    ("with_graphs", "last", "freed", "grows"),
+    [
+        (True, STEPS - 5, False, True),
+        (False, STEPS - 5, False, False),  # tables that a cache fills with
+        (True, STEPS // 2, False, False),  # it is given no more
+        (True, STEPS - 5, True, False),  # something takes from it
+    ],
+)
+def test_what_few_steps_give_to_a_list_of_graphs_grows(with_graphs, last, freed, grows, tmp_path):
+    """Rollouts between the trainings: looks in the first of them saw the list become longer."""
+    trace = TraceBuilder(device="cpu")
+    rollouts = (0, last // 2, last)
+    for step in range(STEPS):
+        trace.label(step=step)
+        for number in range(8 if step in rollouts else 0):
+            trace.alloc(1 << 20, f"t{step}.{number}", stack=(Frame("main", "train.py", 3),))
+        if freed and step == STEPS // 2:
+            trace.free("t0.3")
+        trace.alloc(512, "moment", stack=(Frame("main", "train.py", 4),)).free("moment")
+    graph = [
+        Link(LinkKind.AUTOGRAD_NODE, nodes=(("MeanBackward0", 1),)),
+        Link(LinkKind.SAVED_TENSOR, "mat1", "AddmmBackward0"),
+    ]
+    more = []
+    for length in (3, 5, 7):
+        (holder,) = [held_in(length)]
+        links = [*holder.links, *(graph if with_graphs else [])]
+        kept = Holder(LinkKind.ITEM, "", 0, "", links)
+        more.append(Finding("holders", device="cpu", step=0, stack=1, holders=[kept]))
+    write_run(tmp_path / "run.json", trace.build(), more=more)
+    found = leaks(examine(load(tmp_path / "run.json")))
+    assert [one.bytes for one in found] == ([24 << 20] if grows else [])

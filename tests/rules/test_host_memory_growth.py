@@ -20,10 +20,11 @@ FLAT = [GIB] * STEPS
 RISING = [GIB + 20 * MIB * step for step in range(STEPS)]
 
 
-def readings(*, allocated=None, device="cpu", **values) -> Recording:
+def readings(*, allocated=None, peaks=None, device="cpu", **values) -> Recording:
     """A reading of the host 5 µs after the end of each step."""
     ends = [100 * (step + 1) for step in range(STEPS)]
-    steps = step_columns(allocated=allocated or [MIB] * STEPS, end_us=ends)
+    allocated = allocated or [MIB] * STEPS
+    steps = step_columns(allocated=allocated, peak_allocated=peaks or allocated, end_us=ends)
     read = Readings("host", "host", [end + 5 for end in ends], values)
     return Recording((TraceBuilder(device=device).alloc(MIB, "a"),), steps, (read,))
 
@@ -84,6 +85,13 @@ def test_tensors_of_the_cpu_are_not_counted_twice(tmp_path):
 def test_what_freed_tensors_leave_to_the_process_is_no_growth(tmp_path):
     falling = [MIB + GIB - 20 * MIB * step for step in range(STEPS)]
     run = recorded(tmp_path, allocated=falling, rss=[2 * GIB] * STEPS, shared=[0] * STEPS)
+    assert host_memory(run) == []
+
+
+def test_what_the_most_tensors_took_stays_with_the_process(tmp_path):
+    """A sampling now and then takes more each time, and frees it before the step is over."""
+    peaks = [MIB + 20 * MIB * step for step in range(STEPS)]
+    run = recorded(tmp_path, peaks=peaks, rss=RISING, shared=[0] * STEPS)
     assert host_memory(run) == []
 
 

@@ -67,3 +67,30 @@ def test_losses_in_a_dict_with_an_entry_for_each_turn_are_added_up_as_well(tmp_p
     found = next(one for one in found if one.rule == "late-backward")
     assert found.match.passes == 4
     assert found.remedies[0].code == "parts[task] = net(torch.randn(256, 64)).square().mean()"
+
+
+def smoothed(logits):
+    """A loss that takes more than the model itself."""
+    logs = logits.repeat(1, 40).exp().log_softmax(-1)
+    return -(logs * logs.exp()).sum(-1).mean()
+
+
+def a_large_loss():
+    net = model()
+
+    def step(number):
+        total = 0.0
+        for _ in range(4):
+            logits = net(torch.randn(64, 64))
+            total = total + smoothed(logits) / 4
+        total.backward()
+        net.zero_grad()
+
+    return step
+
+
+def test_losses_that_take_most_are_of_the_passes(tmp_path):
+    found = findings_of(a_large_loss, tmp_path / "run.json")
+    found = next(one for one in found if one.rule == "late-backward")
+    assert found.match.passes == 4
+    assert found.remedies[0].code == "total = total + smoothed(logits) / 4"

@@ -13,7 +13,8 @@ from tests.rules.recorded import findings_of, names
 def job():
     """A model that is trained, and a critic whose values are stored."""
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh())
-    critic = nn.Sequential(*(m for _ in range(3) for m in (nn.Linear(64, 64), nn.Tanh())))
+    # Two layers keep something: too few to tell a pass by.
+    critic = nn.Sequential(*(m for _ in range(2) for m in (nn.Linear(64, 64), nn.Tanh())))
     return model, critic, deque(maxlen=5)
 
 
@@ -98,6 +99,30 @@ def test_what_is_stored_is_told_to_be_detached(tmp_path):
         one for one in findings_of(fires, tmp_path / "run.json") if one.rule == "old-graphs"
     ]
     assert graphs.match.steps == 4  # the fifth is of the step itself
-    assert graphs.bytes == 4 * 3 * 512 * 64 * 4  # of three layers each: what a tanh saves
+    assert graphs.bytes == 4 * 2 * 512 * 64 * 4  # of two layers each: what a tanh saves
     assert graphs.remedies[0].code == "recent.append(value)"
     assert "+        recent.append(value.detach())" in graphs.remedies[0].patch
+
+
+def of_many_layers():
+    """The same of a critic in which the pass itself is seen to be kept for nothing."""
+    model, _, recent = job()
+    critic = nn.Sequential(*(m for _ in range(3) for m in (nn.Linear(64, 64), nn.Tanh())))
+
+    def step(number):
+        x = torch.randn(512, 64)
+        value = critic(x).mean()
+        recent.append(value)
+        trained(model, x)
+
+    return step
+
+
+def test_a_pass_that_nothing_learns_through_needs_no_graph_at_all(tmp_path):
+    first, *others = findings_of(of_many_layers, tmp_path / "run.json")
+    assert first.rule == "evaluation-graph"
+    assert (first.remedies[0].fix, first.remedies[0].code) == (
+        "no_grad",
+        "value = critic(x).mean()",
+    )
+    assert "old-graphs" not in [one.rule for one in others]

@@ -295,6 +295,22 @@ def a_variance():
     return step
 
 
+def a_variance_of_something_as_large():
+    """What the distribution is made of has the size of the covariances."""
+
+    factor = torch.eye(512)
+
+    def step(number):
+        scaled = factor * 2.0
+        points = torch.distributions.MultivariateNormal(
+            torch.zeros(512), scale_tril=scaled, validate_args=False
+        )
+        variance = points.covariance_matrix.diagonal()
+        return variance.sum().item()
+
+    return step
+
+
 def the_best():
     """All scores are sorted for the first few."""
 
@@ -413,8 +429,9 @@ def test_what_a_line_computes_itself_is_told_with_its_part(program, read, nbytes
     assert one.title.endswith(f"are computed whole, and only `{read}` is read")
 
 
-def test_of_a_covariance_matrix_the_variance_is_enough(tmp_path):
-    found = findings_of(a_variance, tmp_path / "run.json")
+@pytest.mark.parametrize("program", [a_variance, a_variance_of_something_as_large])
+def test_of_a_covariance_matrix_the_variance_is_enough(program, tmp_path):
+    found = findings_of(program, tmp_path / "run.json")
     (one,) = (one for one in found if one.rule == "partly-read")
     assert one.title.endswith("and only `points.covariance_matrix.diagonal()` is read")
     assert (one.remedies[0].fix, one.remedies[0].typed) == ("narrow_first", "points.variance")

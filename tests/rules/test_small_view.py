@@ -142,6 +142,32 @@ def test_a_function_that_fills_a_heap_is_where_the_view_is_cloned(tmp_path):
     assert first.code.startswith("heapq.heappush(self.heap, (number * 2 + row, batch[row]")
 
 
+class Named(Hardest):
+    """The entry has a name before it is put there."""
+
+    def offer(self, batch, number):
+        for row in (1, 2):
+            entry = (number * 2 + row, batch[row])
+            heapq.heappush(self.heap, entry)
+
+
+def hardest_by_name():
+    hardest = Named()
+
+    def step(number):
+        hardest.offer(torch.zeros(WIDTH, WIDTH), number)
+
+    return step
+
+
+def test_the_view_is_cloned_in_the_tuple_that_has_a_name(tmp_path):
+    (found,) = findings_of(hardest_by_name, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("small-view", "clone_view")
+    assert first.code == "entry = (number * 2 + row, batch[row])"
+    assert "+            entry = (number * 2 + row, batch[row].clone())" in first.patch
+
+
 class Pool(Hardest):
     """One of every batch, up to a bound that the recording does not come to."""
 
@@ -178,7 +204,7 @@ def test_a_bound_is_no_reason_to_keep_what_nobody_sees(tmp_path):
     (found,) = findings_of(filled(Pool), tmp_path / "run.json")
     assert (found.rule, found.minor, found.confidence) == ("small-view", False, 0.5)
     assert found.bytes_per_step == WIDTH * WIDTH * 4
-    assert found.remedies[0].code == "heapq.heappush(self.heap, entry)"
+    assert found.remedies[0].code == "entry = (number, batch[1])"
 
 
 def test_views_that_together_are_the_whole_fill_a_container_up_to_its_bound(tmp_path):

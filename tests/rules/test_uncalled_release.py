@@ -203,3 +203,32 @@ def test_an_object_that_each_call_of_a_library_adds_to_is_handed_over_as_a_copy(
         "Every such call adds to `cache`, which is kept for the next one: hand over a copy "
         "(`copy.deepcopy(cache)`), or take out again what the call added (`cache.crop()`)."
     )
+
+
+class Prefixed(Answers):
+    """All answers begin with the same words, of which it keeps what the model made."""
+
+    def __init__(self):
+        super().__init__()
+        self.start = sys.modules["chat"].GrowingCache()
+
+    def answer(self, tokens):
+        cache = self.start
+        first = self.model(tokens, past=cache)
+        return first + self.model(tokens, past=cache)
+
+
+def begins_alike():
+    answers = Prefixed()
+    return lambda number: answers.answer(torch.ones(16, 64))
+
+
+def test_the_copy_is_made_where_what_is_kept_is_taken(tmp_path, library):
+    library("chat")
+    (found,) = (
+        one for one in findings_of(begins_alike, tmp_path / "run.json", 60) if one.kind is Kind.LEAK
+    )
+    first = found.remedies[0]
+    assert (first.rule, first.fix) == ("uncalled-release", "release")
+    assert first.code == "cache = self.start"
+    assert "hand over a copy (`copy.deepcopy(self.start)`)" in first.why

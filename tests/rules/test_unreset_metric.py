@@ -90,3 +90,27 @@ def test_a_state_that_was_made_without_a_graph_is_not_to_be_detached(tmp_path):
     (found,) = findings_of(observed, tmp_path / "run.json", steps=40)
     assert found.bytes_per_step == WIDTH * WIDTH * 4
     assert not {"detach", "no_grad"} & {one.fix for one in found.remedies}
+
+
+class Callback:
+    """What empties it is for the library to call, which has something to give it."""
+
+    def __init__(self):
+        self.values = []
+
+    def update(self, value):
+        self.values.append(value)
+
+    def on_train_begin(self, trainer):
+        self.values.clear()
+
+
+def called_back():
+    callback = Callback()
+    return lambda number: callback.update(torch.zeros(WIDTH, WIDTH))
+
+
+def test_a_method_that_must_be_given_something_is_not_to_be_called(tmp_path):
+    (found,) = findings_of(called_back, tmp_path / "run.json")
+    assert found.rule == "growing-container"
+    assert found.remedies[0].fix == "clear_container"

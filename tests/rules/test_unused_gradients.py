@@ -270,3 +270,37 @@ def test_of_two_calls_in_one_statement_the_one_that_is_given_data_needs_no_graph
     assert (first.fix, second.fix) == ("freeze_params", "no_grad")
     assert second.why.startswith("Or compute `self.features(batch)` alone under")
     assert first.saves_bytes >= of_pass / 2
+
+
+def scores_of(model, batch):
+    made = model(batch[0])
+    return made.square().mean(-1)
+
+
+def prefers():
+    """A function is given the model and the batch, of the reference as of the policy."""
+    policy, reference = (
+        nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(192, 192), nn.Tanh())))
+        for _ in range(2)
+    )
+    optimizer = torch.optim.Adam(policy.parameters(), 0.1)
+
+    def step(number):
+        batch = (torch.randn(512, 192),)
+        own = scores_of(policy, batch)
+        reference_scores = scores_of(reference, batch)
+        (own - reference_scores).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def test_the_line_that_gives_a_function_the_reference_is_named(tmp_path):
+    found, *_ = findings_of(prefers, tmp_path / "run.json")
+    assert (found.rule, found.minor) == ("unused-gradients", False)
+    first = found.remedies[0]
+    assert (first.fix, first.code) == (
+        "no_grad",
+        "reference_scores = scores_of(reference, batch)",
+    )

@@ -10,7 +10,7 @@ from memprof.reference_chain import CYCLES, THROUGH_GRAPH, LinkKind, largest_con
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import growing, last_name
-from memprof.source_code.program import Place
+from memprof.source_code.program import Place, bound_names
 
 __all__ = ["RULE"]
 
@@ -55,6 +55,7 @@ class TensorKey(GrowthRule[Keys]):
                     place = _filling(place, holder.links[at - 1].name if at else "") or place
                     filling = growing(place)
                     container = filling.container if filling is not None else ""
+                    place = _key_made(place) or place
                     return Keys(place, container, link.length, are_tensors=True, of_calls=True)
                 if link.kind != LinkKind.KEY and not link.is_under_tensor:
                     continue
@@ -116,6 +117,25 @@ def _filling(place: Place | None, name: str) -> Place | None:
             if filling is not None and last_name(filling.container) == name:
                 return there
     return None
+
+
+def _key_made(place: Place | None) -> Place | None:
+    """The one statement that makes the key under whose name a statement puts something."""
+    statement = place.statement if place is not None else None
+    if place is None or not isinstance(statement, ast.Assign):
+        return None
+    keys = [
+        one.slice.id
+        for one in statement.targets
+        if isinstance(one, ast.Subscript) and isinstance(one.slice, ast.Name)
+    ]
+    made = [
+        node
+        for node in ast.walk(place.scope)
+        if isinstance(node, ast.Assign)
+        and any(isinstance(one, ast.Name) and one.id in keys for one in bound_names(node))
+    ]
+    return place.program.place(made[0]) if len(made) == 1 else None
 
 
 RULE = TensorKey()

@@ -19,7 +19,14 @@ from memprof.source_code.opposite_methods import (
     parents_of,
     releases_of,
 )
-from memprof.source_code.program import FUNCTIONS, Place, calls_in, own_calls, source_of
+from memprof.source_code.program import (
+    FUNCTIONS,
+    Place,
+    bound_names,
+    calls_in,
+    own_calls,
+    source_of,
+)
 from memprof.trace import Frame
 
 __all__ = ["RULE"]
@@ -283,9 +290,31 @@ def _within_kept(case: Case, links: Sequence[Link]) -> Iterator[OneWay]:
             shortening = [one for one in link.releases if one.split("_")[0] in _SHORTENING]
             release = opposite(method, shortening) or opposite(method, link.releases)
             if release:
-                argument = _handed_over(place, caller, method)
+                taken = _taken(case, place)
+                argument = taken[1] if taken else _handed_over(place, caller, method)
+                at = taken[0] if taken else place
+                line = at.line if taken else own.line
                 names = (method, release, link.type_name, argument)
-                yield OneWay(place, own.line, "", *names, is_kept=True)
+                yield OneWay(at, line, "", *names, is_kept=True)
+
+
+def _taken(case: Case, place: Place) -> tuple[Place, str] | None:
+    """Where the function takes what it hands over from where it is kept: `cache = self.prefix`."""
+    kept = {link.name.rpartition(".")[2] for one in case.finding.holders for link in one.links}
+    handed = {
+        value.id
+        for call in own_calls(place.statement)
+        for value in (*call.args, *(keyword.value for keyword in call.keywords))
+        if isinstance(value, ast.Name)
+    }
+    for node in ast.walk(place.scope):
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Attribute):
+            continue
+        names = {one.id for one in bound_names(node) if isinstance(one, ast.Name)}
+        at = place.program.place(node) if names & handed and node.value.attr in kept else None
+        if at is not None:
+            return at, ast.unparse(node.value)
+    return None
 
 
 def _handed_over(place: Place, caller: Frame, method: str) -> str:

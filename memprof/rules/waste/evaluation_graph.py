@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 
 import numpy as np
@@ -28,6 +29,10 @@ from few of them."""
 _MOST_LEARNT = 0.1
 """Of what a pass keeps, that is there when the next backward pass of its step begins: with more it
 goes through this pass as well."""
+_MOSTLY = 0.5
+"""Of what a pass saved, that its backward pass frees: with `retain_graph` it frees nothing."""
+_NEARLY_ALL = 0.9
+"""Of a pass that is there at the end: made by lines of passes that were let go of."""
 _LEAST_KEPT_BY_ALL = 0.15
 """Of the bytes, where they are kept all over the model: operators have buffers of their own."""
 
@@ -44,13 +49,21 @@ class EvaluationGraph(WasteRule[Match]):
         lives = window.lives
         graph_rows: list[int] = []
         ends: list[int] = []
+        lasting: list[Ints] = []
         brief = window.freed_in - window.made_in < 2  # else it may be a cache, or kept on purpose
-        for first, last, learns_at in _unused_forwards(window):
+        freed_by = np.append(window.phase_of_event, Phase.UNKNOWN)[lives.free]
+        for first, last, learns_at, is_freeing in _unused_forwards(window):
             low, high = np.searchsorted(lives.alloc, [first, last + 1])  # rows are in this order
             rows = np.arange(low, high)
             alive = rows[(lives.free[rows] > last) & ~window.has_owner[rows]]
             is_learnt = lives.free[alive] >= learns_at
+            if is_freeing:  # what it went through is gone; the rest is there for something else
+                is_learnt &= freed_by[alive] == Phase.BACKWARD
             if learns_at < window.events and is_learnt.sum() > _MOST_LEARNT * len(alive):
+                continue
+            stays = lives.free[alive] >= window.events
+            if stays.any() and (~stays).sum() <= _few(alive):
+                lasting.append(alive[stays])
                 continue
             by_all = _is_kept_by_all(window, rows, alive)
             pass_bytes = int(lives.size[rows].sum())
@@ -62,12 +75,16 @@ class EvaluationGraph(WasteRule[Match]):
                 continue  # results of several modules, and nothing of what lies between them
             if without_gradients(window.stack(int(rows[0]))):
                 continue
-            after = np.append(lives.alloc[rows[1:]], last)
-            output = len(rows) - 1
-            graph_rows += rows[:output].tolist()
-            ends += after[:output].tolist()
+            graph_rows += rows[:-1].tolist()
+            ends += lives.alloc[rows[1:]].tolist()
         if not graph_rows:
             return
+        # The last such graph may be there still; what else stays, a program may keep on purpose.
+        stacks = np.unique(lives.stack[graph_rows])
+        for rows in lasting:
+            if np.isin(lives.stack[rows], stacks).mean() >= _NEARLY_ALL:
+                graph_rows += rows[:-1].tolist()
+                ends += lives.alloc[rows[1:]].tolist()
         rows = np.array(graph_rows, dtype=np.int64)
         saving = window.replayed(window.ended_at(rows, np.array(ends)))
         mask = np.zeros(len(lives), dtype=bool)
@@ -130,30 +147,51 @@ def _is_kept_by_all(window: Window, rows: Ints, alive: Ints) -> bool:
     modules, keeping = (set(window.module[one].tolist()) - {0} for one in (rows, alive))
     if len(keeping) < _LEAST_SPREAD * len(modules):
         return False
-    frees, few = np.sort(window.lives.free[alive]), len(alive) // 10 + 1  # its results go alone
+    frees, few = np.sort(window.lives.free[alive]), _few(alive)
     frees = frees[few:-few]
     return len(frees) > 0 and int(frees[-1]) < window.events and np.ptp(frees) <= 2 * len(alive)
 
 
-def _unused_forwards(window: Window) -> Iterator[tuple[int, int, int]]:
+def _few(alive: Ints) -> int:
+    """How many of a pass may go before and after the rest: its results."""
+    return len(alive) // 10 + 1
+
+
+def _unused_forwards(window: Window) -> Iterator[tuple[int, int, int, bool]]:
     """First and last event of forward passes that no backward pass follows before the next one.
 
     And where the next backward pass of the same step begins, as a loss may be a sum of several
-    passes: one that is used by it has its graph then still. The window's end where none comes.
+    passes: one that is used by it has its graph then still. The window's end where none comes. Last
+    whether that backward pass frees what the forward pass just before it saved.
     """
     in_module = np.array([bool(label.module) for label in window.trace.tables.labels])
     is_alloc = window.trace.events.action == Action.ALLOC
     backward = np.flatnonzero((window.phase_of_event == Phase.BACKWARD) & is_alloc)
     runs = [(first, last) for first, last, _ in runs_within(window, in_module)]
+    starts = [first for first, _ in runs]
     for number, (first, last) in enumerate(runs):
         until = runs[number + 1][0] if number + 1 < len(runs) else window.events
         at = int(np.searchsorted(backward, last))
         if at == len(backward):
-            yield first, last, window.events
+            yield first, last, window.events, False
         elif backward[at] > until:
             begins = int(backward[at])
-            same_step = window.step_of_event[begins] == window.step_of_event[last]
-            yield first, last, begins if same_step else window.events
+            if window.step_of_event[begins] != window.step_of_event[last]:
+                yield first, last, window.events, False
+                continue
+            own = runs[bisect_left(starts, begins) - 1]
+            yield first, last, begins, _is_freed(window, *own, begins)
+
+
+def _is_freed(window: Window, first: int, last: int, begins: int) -> bool:
+    """Whether most of what a pass saved goes in the backward pass that begins after it."""
+    lives = window.lives
+    low, high = np.searchsorted(lives.alloc, [first, last + 1])
+    rows = np.arange(low, high)
+    rows = rows[(lives.free[rows] >= begins) & ~window.has_owner[rows]]
+    freed_by = np.append(window.phase_of_event, Phase.UNKNOWN)[lives.free[rows]]
+    gone = int(lives.size[rows[freed_by == Phase.BACKWARD]].sum())
+    return gone > _MOSTLY * int(lives.size[rows].sum())
 
 
 RULE = EvaluationGraph()

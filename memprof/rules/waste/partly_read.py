@@ -59,6 +59,8 @@ class PartlyReadResult(WasteRule[PartlyRead]):
         if large is None:
             return
         part, row, rows = _part(window, large), large.row, large.there
+        if part is None:
+            part, row = _variance(window, large)
         spared = _spared(window, large, part) if part is not None else rows
         if part is None:  # what is computed row by row of a layer's result is as large
             row = _made_by_layer(window, large)
@@ -175,6 +177,16 @@ def _part(window: Window, large: LargeTensor) -> PartRead | ComputedPart | None:
     # A distribution's property computes it in functions of a library's.
     in_library = part is not None and part.instead is Instead.VARIANCE
     return part if in_library or made_by_its_statement(window, large.row) else None
+
+
+def _variance(window: Window, large: LargeTensor) -> tuple[ComputedPart | None, int]:
+    """The diagonal of a covariance that is as large as what came before it, and its row."""
+    for row in large.there.tolist():
+        place = place_of(window.frame_of(row))
+        part = computed_part(place) if place is not None else None
+        if part is not None and part.instead is Instead.VARIANCE:
+            return part, row
+    return None, large.row
 
 
 def _is_by_linear(stack: Sequence[Frame]) -> bool:

@@ -46,8 +46,9 @@ class HostMemoryGrowth(RunRule[RunMatch]):
         """Anonymous memory of this process beyond its tensors, where both keep rising.
 
         Resident bytes less what is shared or backed by files (a data set that is mapped into memory
-        fills up without harm), less the tensors of the CPU where those were recorded. Runs in which
-        the shared bytes were not read are not judged.
+        fills up without harm), less the most that tensors of the CPU have taken until then, where
+        those were recorded: what is freed stays with the process. Runs in which the shared bytes
+        were not read are not judged.
         """
         run = examination.run
         device = max(run.devices, key=lambda one: len(one.steps), default=None)
@@ -85,13 +86,13 @@ class HostMemoryGrowth(RunRule[RunMatch]):
 
 
 def _tensors(run: Run, time_us: Ints) -> Floats:
-    """Bytes of recorded CPU tensors at the last step's end before each moment."""
+    """The most bytes of recorded CPU tensors until the last step's end before each moment."""
     steps = next((d.steps for d in run.devices if d.device == "cpu" and len(d.steps)), None)
     if steps is None:
         return np.zeros(len(time_us))
     at = np.searchsorted(steps.end_us, time_us, side="right") - 1
-    allocated = np.maximum(steps.allocated, 0).astype(np.float64)
-    return np.where(at >= 0, allocated[np.maximum(at, 0)], 0.0)
+    most = np.maximum.accumulate(np.maximum(steps.allocated, steps.peak_allocated))
+    return np.where(at >= 0, np.maximum(most[np.maximum(at, 0)], 0), 0).astype(np.float64)
 
 
 RULE = HostMemoryGrowth()
