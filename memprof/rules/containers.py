@@ -37,6 +37,7 @@ __all__ = [
     "below_item",
     "filled_container",
     "filled_registry",
+    "gradient_of_data",
     "has_fixed_keys",
     "is_cache",
     "is_kept_short",
@@ -190,6 +191,13 @@ def below_item(holder: Holder) -> Sequence[Link]:
     items = [at for at, link in enumerate(holder.links) if link.kind == LinkKind.ITEM]
     top = max(items, key=lambda at: breadth(holder.links[at]), default=len(holder.links))
     return holder.links[top + 1 :]
+
+
+def gradient_of_data(holder: Holder) -> bool:
+    """Whether what a container has is the gradient of a tensor that is no model's."""
+    return any(
+        link.kind == LinkKind.GRAD and link.type_name == "Tensor" for link in below_item(holder)
+    )
 
 
 def _filled_elsewhere(place: Place, holder: Holder, case: Case) -> Place | None:

@@ -131,3 +131,29 @@ def collected_results():
 def test_parts_of_a_result_that_are_joined_afterwards_are_no_headline(tmp_path):
     found = findings_of(collected_results, tmp_path / "run.json", steps=1)
     assert [one.rule for one in found if not one.minor] == []
+
+
+def saliency():
+    """Of every picture of a data set, which is there from the start; the gradients come."""
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(WIDTH * WIDTH, 1))
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    pictures = []
+    for number in range(200):
+        pictures.append(torch.full((1, WIDTH, WIDTH), float(number)))
+
+    def step(number):
+        picture = pictures[number]
+        picture.requires_grad_(True)
+        model(picture).sum().backward()
+        picture.grad.abs().max().item()
+
+    return step
+
+
+def test_gradients_that_data_is_left_with_are_no_models(tmp_path):
+    found, *_ = findings_of(saliency, tmp_path / "run.json")
+    assert (found.rule, found.bytes_per_step) == ("growing-container", WIDTH * WIDTH * 4)
+    first = found.remedies[0]
+    assert (first.fix, first.code) == ("set_to_none", "model(picture).sum().backward()")
+    assert "`.grad` of every tensor in `pictures`" in first.why

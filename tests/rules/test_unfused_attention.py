@@ -335,3 +335,39 @@ def test_a_library_is_told_to_use_a_fused_kernel_where_it_was_told_not_to(tmp_pa
 def test_a_library_that_cannot_is_not(tmp_path):
     found = findings_of(encoding(tmp_path, fuses=False), tmp_path / "run.json")
     assert "unfused-attention" not in [one.rule for one in found]
+
+
+OF_A_LIBRARY = """
+import math
+import torch
+
+def attend(q, k, v):
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    weights = torch.softmax(scores, -1)
+    return weights @ v
+"""
+
+
+def test_a_librarys_attention_is_not_the_programs_to_write_anew(tmp_path):
+    path = tmp_path / "site-packages/layers/attend.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(OF_A_LIBRARY)
+    names = {}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+
+    class Layer(Attention):
+        def forward(self, x):
+            return x + names["attend"](*self.project(x).chunk(3, -1))
+
+    def program():
+        model = nn.Sequential(*(Layer() for _ in range(3)))
+
+        def step(number):
+            model(torch.randn(HEADS, LENGTH, WIDTH)).square().mean().backward()
+            model.zero_grad()
+
+        return step
+
+    every = findings_of(program, tmp_path / "run.json")
+    (found,) = [one for one in every if one.rule == "unfused-attention"]
+    assert found.minor

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 
 from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case
-from memprof.rules.containers import FilledContainer, below_item, filled_container
+from memprof.rules.containers import (
+    FilledContainer,
+    below_item,
+    filled_container,
+    gradient_of_data,
+)
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.rules.source_facts import handed_over
 from memprof.source_code.program import Place
@@ -36,6 +41,8 @@ class CollectedModels(GrowthRule[Models]):
         container = filled_container(case) if case.of_model else None
         if container is None or container.is_module:
             return None  # parts of one model, such as adapters, are no models
+        if gradient_of_data(container.holder):
+            return None
         return Models(container, _origin(container, case))
 
     def advice(self, cause: Models, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the container says all

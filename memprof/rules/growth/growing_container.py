@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case
-from memprof.rules.containers import FilledContainer, filled_container, has_fixed_keys, taken_at
+from memprof.rules.containers import (
+    FilledContainer,
+    filled_container,
+    gradient_of_data,
+    has_fixed_keys,
+    taken_at,
+)
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.rules.source_facts import handed_over
 from memprof.source_code.program import Place, Program, called_name, calls_in
@@ -36,7 +42,7 @@ class GrowingContainer(GrowthRule[GrownContainer]):
 
     name = "growing-container"
     summary = "a container is filled in every step and never emptied"
-    fixes = ("own_container", "clear_container", "cpu_offload")
+    fixes = ("own_container", "clear_container", "cpu_offload", "set_to_none")
     yields_to = (*EVERY_OTHER, "no-backward", "reference-cycle")
 
     def match(self, case: Case) -> GrownContainer | None:
@@ -49,6 +55,16 @@ class GrowingContainer(GrowthRule[GrownContainer]):
 
     def advice(self, cause: GrownContainer, case: Case) -> Iterator[Advice]:
         """Empty it; or keep its items on the host, where their graphs do not come along."""
+        if gradient_of_data(cause.container.holder):
+            name = cause.container.filling.container
+            yield Advice(
+                "set_to_none",
+                f"A backward pass leaves a gradient in `.grad` of every tensor in `{name}` that "
+                "asks for one: set it to None once it is read, or ask for it by "
+                "`torch.autograd.grad`, which stores none.",
+                case.site,
+            )
+            return
         why, how = str(cause.container), "`.detach().cpu()`" if case.graph else "`.cpu()`"
         if any(link.kind == LinkKind.DEFAULT_ARGUMENT for link in cause.container.holder.links):
             yield Advice(

@@ -116,7 +116,7 @@ class UnfusedAttention(WasteRule[AttentionScores]):
                 rows=np.flatnonzero(there),
                 nbytes=window.bytes_of(there),
                 saving=window.replayed(window.whole(tables)),
-                tentative=stays,
+                tentative=stays or _is_of_library(frame),
                 function=frame.name.rpartition(".")[2],
                 stays_unfused=stays,
                 is_switchable=_has_switch(frame.filename),
@@ -413,6 +413,12 @@ def _by_line(frame: Frame) -> _Does:
     if calls_in(place.statement, "softmax") or (calls_in(place.statement, "exp") and not in_parts):
         does |= _Does.SOFTMAX
     return does
+
+
+def _is_of_library(frame: Frame) -> bool:
+    """Whether the attention is a library's: then no line of the program can be written anew."""
+    switchable = _has_switch(frame.filename)
+    return not switchable and frame_kind(frame.filename) is FrameKind.LIBRARY
 
 
 RULE = UnfusedAttention()
