@@ -340,11 +340,13 @@ def test_a_library_that_cannot_is_not(tmp_path):
 OF_A_LIBRARY = """
 import math
 import torch
+from torch import nn
 
-def attend(q, k, v):
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-    weights = torch.softmax(scores, -1)
-    return weights @ v
+class Attend(nn.Module):
+    def forward(self, q, k, v):
+        scores = torch.einsum("bid,bjd->bij", q, k) / math.sqrt(q.shape[-1])
+        weights = nn.functional.softmax(scores, -1)
+        return torch.einsum("bij,bjd->bid", weights, v)
 """
 
 
@@ -356,8 +358,12 @@ def test_a_librarys_attention_is_not_the_programs_to_write_anew(tmp_path):
     exec(compile(path.read_text(), str(path), "exec"), names)
 
     class Layer(Attention):
+        def __init__(self):
+            super().__init__()
+            self.attend = names["Attend"]()
+
         def forward(self, x):
-            return x + names["attend"](*self.project(x).chunk(3, -1))
+            return x + self.attend(*self.project(x).chunk(3, -1))
 
     def program():
         model = nn.Sequential(*(Layer() for _ in range(3)))
