@@ -114,7 +114,7 @@ def test_a_loop_whose_turns_are_steps_is_recorded_up_to_a_limit(path, native, re
         request.getfixturevalue("with_native")
     with memprof.track(path, sources=("cpu",), allowance_s=600.0, max_events=20_000):
         # A step is as many turns as take 0.2 ms: each takes long enough for many of them.
-        followed_operators(12_000, values=1 << 15)
+        followed_operators(12_000, values=1 << 17)
     (window,) = of_kind(path, "window")
     assert (window["reason"], window["end"]) == ("start", "max_events")
     assert window["last_step"] > 100
