@@ -1,4 +1,4 @@
-"""What the job's log says of memory that grows: a line for whatever holds it, none for crumbs."""
+"""What the job's log says of memory that grows: a line for each holder of a large part of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Growth", "GrowthLines"]
 _LEAST_SHARE = 0.1
 """Of all that grows on a device; what is less would not help if it were mended."""
 Cause: TypeAlias = tuple[Hashable, ...]
-_NOBODY: Cause = ()
+_UNHELD: Cause = ()
 """No holder was found, or none but autograd's graph."""
 
 
@@ -41,7 +41,7 @@ class Growth:
                 return way(above)
             if holder.is_named and not holder.through_graph:
                 return way(holder.links)
-        return _NOBODY
+        return _UNHELD
 
 
 @dataclass(slots=True)
@@ -68,16 +68,16 @@ class GrowthLines:
         for one in sorted(news, key=lambda one: -one.per_step):
             by_cause[one.cause].append(one)
         least = _LEAST_SHARE * sum(self._rates[device].values())
-        nobodys = by_cause.pop(_NOBODY, [])
+        unheld = by_cause.pop(_UNHELD, [])
         lines = []
         for cause, some in sorted(by_cause.items(), key=lambda item: -_rate(item[1])):
             if (device, cause) not in self._said and _rate(some) >= least:
-                self._said |= {(device, cause), (device, _NOBODY)}
-                lines.append((some[0].finding, _line(some, nobodys)))
-                nobodys = []
-        if nobodys and (device, _NOBODY) not in self._said:
-            self._said.add((device, _NOBODY))
-            lines.append((nobodys[0].finding, _line(nobodys, [])))
+                self._said |= {(device, cause), (device, _UNHELD)}
+                lines.append((some[0].finding, _line(some, unheld)))
+                unheld = []
+        if unheld and (device, _UNHELD) not in self._said:
+            self._said.add((device, _UNHELD))
+            lines.append((unheld[0].finding, _line(unheld, [])))
         return lines
 
 
@@ -85,9 +85,9 @@ def _rate(some: Sequence[Growth]) -> float:
     return sum(one.per_step for one in some)
 
 
-def _line(some: Sequence[Growth], nobodys: Sequence[Growth]) -> str:
-    """``nobodys`` grow beside what is held, and are told with it."""
-    both = [*some, *nobodys]
+def _line(some: Sequence[Growth], unheld: Sequence[Growth]) -> str:
+    """``unheld`` grow beside what is held, and are told with it."""
+    both = [*some, *unheld]
     since = min(int(str(one.finding.details["first_step"])) for one in both)
     count = sum(one.finding.count for one in both)
     line = (
@@ -96,5 +96,5 @@ def _line(some: Sequence[Growth], nobodys: Sequence[Growth]) -> str:
     )
     if not some[0].holders:
         return line
-    part = f"{format_bytes(round(_rate(some)))} of it " if nobodys else ""
+    part = f"{format_bytes(round(_rate(some)))} of it " if unheld else ""
     return f"{line}, {part}held by {some[0].holders[0].description}"

@@ -59,10 +59,12 @@ class LibraryWorkspaces:
         backward = np.array([label.phase == Phase.BACKWARD for label in trace.tables.labels], bool)
         events = trace.events
         made = events.action == Action.ALLOC
-        found = self.categories(events.category, events.size, events.stack, backward[events.label])
+        category = self.categories(
+            events.category, events.size, events.stack, backward[events.label]
+        )
         return replace(
             trace,
-            events=replace(events, category=np.where(made, found, events.category)),
+            events=replace(events, category=np.where(made, category, events.category)),
             start=self._state(trace.start, backward),
             end=self._state(trace.end, backward),
         )
@@ -71,8 +73,10 @@ class LibraryWorkspaces:
         if state is None:
             return None
         blocks = state.blocks
-        found = self.categories(blocks.category, blocks.size, blocks.stack, backward[blocks.label])
-        return replace(state, blocks=replace(blocks, category=found))
+        category = self.categories(
+            blocks.category, blocks.size, blocks.stack, backward[blocks.label]
+        )
+        return replace(state, blocks=replace(blocks, category=category))
 
     def categories(
         self, category: Column, size: Column, stack: Column, backward: npt.NDArray[np.bool_]

@@ -130,7 +130,7 @@ cudnnStatus_t cudnnGetRNNWeightParams(cudnnHandle_t handle, cudnnRNNDescriptor_t
  * each value that may be dropped between layers. (cuDNN 7 on a P100 took the same of an LSTM and a
  * GRU but for the 256 bytes, pytorch#2895.) Workspace: 8 MiB for each direction of a layer, and a sum
  * of values for each unit and step, for each unit and sequence, and of the weights, which is within a
- * third of what was taken, half of it within 8 %. */
+ * third of what was taken in training, half of it within 8 %; inference takes less, but for an LSTM. */
 cudnnStatus_t cudnnGetRNNTempSpaceSizes(cudnnHandle_t handle, cudnnRNNDescriptor_t descriptor, cudnnForwardMode_t mode,
                                         cudnnRNNDataDescriptor_t x, size_t *workspace, size_t *reserve) {
     enum { OF_DIRECTION = 8 << 20, BEFORE_RESERVE = 256, OF_MASK = 32 };

@@ -300,8 +300,10 @@ def _within_kept(case: Case, links: Sequence[Link]) -> Iterator[OneWay]:
 
 def _taken(case: Case, place: Place) -> tuple[Place, str] | None:
     """Where the function takes what it hands over from where it is kept: `cache = self.prefix`."""
-    kept = {link.name.rpartition(".")[2] for one in case.finding.holders for link in one.links}
-    handed = {
+    link_names = {
+        link.name.rpartition(".")[2] for one in case.finding.holders for link in one.links
+    }
+    argument_names = {
         value.id
         for call in own_calls(place.statement)
         for value in (*call.args, *(keyword.value for keyword in call.keywords))
@@ -311,7 +313,11 @@ def _taken(case: Case, place: Place) -> tuple[Place, str] | None:
         if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Attribute):
             continue
         names = {one.id for one in bound_names(node) if isinstance(one, ast.Name)}
-        at = place.program.place(node) if names & handed and node.value.attr in kept else None
+        at = (
+            place.program.place(node)
+            if names & argument_names and node.value.attr in link_names
+            else None
+        )
         if at is not None:
             return at, ast.unparse(node.value)
     return None

@@ -181,7 +181,8 @@ def _part(window: Window, large: LargeTensor) -> PartRead | ComputedPart | None:
 
 def _variance(window: Window, large: LargeTensor) -> tuple[ComputedPart | None, int]:
     """The diagonal of a covariance that is as large as what came before it, and its row."""
-    for row in large.there.tolist():
+    _, firsts = np.unique(window.site[large.there], return_index=True)
+    for row in large.there[firsts].tolist():
         place = place_of(window.frame_of(row))
         part = computed_part(place) if place is not None else None
         if part is not None and part.instead is Instead.VARIANCE:
