@@ -63,6 +63,10 @@ class GrowthLines:
             self._rates[one.finding.device][one.finding.stack] = one.per_step
         return [line for device, some in by_device.items() for line in self._of(device, some)]
 
+    def covers(self, one: Growth) -> bool:
+        """Whether a line was said about what holds it; what comes to little may have one later."""
+        return (one.finding.device, one.cause) in self._said
+
     def _of(self, device: str, news: Sequence[Growth]) -> list[tuple[Finding, str]]:
         by_cause: dict[Cause, list[Growth]] = defaultdict(list)
         for one in sorted(news, key=lambda one: -one.per_step):

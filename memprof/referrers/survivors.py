@@ -406,6 +406,10 @@ class Survivors:
     def _with_lines(self, announcements: Iterable[Announcement]) -> list[Announcement]:
         """The same with what the log says of those that are new."""
         lines = {id(finding): line for finding, line in self._lines.of(self._news)}
+        for one in self._news:
+            if not self._lines.covers(one):  # at another look it may be much
+                key = _key(one.finding.device, one.finding.stack, one.holders)
+                self._announcements.discard(key)
         self._news = []
         return [
             replace(one, message=lines.get(id(one.finding), one.message)) for one in announcements
@@ -429,7 +433,7 @@ class Survivors:
     def _is_news(self, device: str, one: Suspect) -> bool:
         """Whether a stack has grown at several looks, and that was not yet said."""
         growth = self._growths[device, one.stack]
-        key = way(growth.holders[0].links) if growth.holders else (device, str(one.stack))
+        key = _key(device, one.stack, growth.holders)
         needed = _ANNOUNCED_LATE if _may_stop(growth.holders) else _ANNOUNCED_AFTER
         sure = growth.grown >= needed and one.births >= _ANNOUNCED_BIRTHS
         fills_up = any(is_bounded(one.links) for one in growth.holders[:1])
@@ -527,6 +531,11 @@ def _may_stop(holders: Sequence[Holder]) -> bool:
             for name in (link.name, f".{link.name}")
         )
     return False
+
+
+def _key(device: str, stack: int, holders: Sequence[Holder]) -> tuple[Hashable, ...]:
+    """What a stack is announced by: the way in which it is held, once that is known."""
+    return way(holders[0].links) if holders else (device, str(stack))
 
 
 def _per_step(one: Suspect, steps: int) -> float:

@@ -195,7 +195,9 @@ def _items(place: Place, holder: Holder) -> Iterator[Handed]:
     record, at = bindings[0].value, int(last.name)
     items = record.elts if isinstance(record, ast.Tuple) else []
     made = place.program.place(bindings[0])
-    if made is not None and at < len(items) and isinstance(items[at], ast.Subscript):
+    if made is None or at >= len(items) or not isinstance(items[at], ast.Subscript):
+        return
+    if not any(_writes(node, {ast.unparse(items[at]), *names}) for node in ast.walk(place.scope)):
         yield made, items[at]
 
 

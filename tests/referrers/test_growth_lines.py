@@ -90,6 +90,8 @@ def test_crumbs_beside_what_grows_have_no_line_until_they_are_more():
     lines = GrowthLines()
     (line,) = said(lines, growth(0, 100 * MIB, held(*HISTORY)), growth(1, 9 * MIB, held(*CACHE)))
     assert "history" in line
+    assert lines.covers(growth(0, 100 * MIB, held(*HISTORY)))
+    assert not lines.covers(growth(1, 9 * MIB, held(*CACHE)))  # so it is asked about again
     assert said(lines, growth(1, 9 * MIB, held(*CACHE))) == []
     (line,) = said(lines, growth(1, 30 * MIB, held(*CACHE)))
     assert "cache" in line

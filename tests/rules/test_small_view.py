@@ -168,6 +168,31 @@ def test_the_view_is_cloned_in_the_tuple_that_has_a_name(tmp_path):
     assert "+            entry = (number * 2 + row, batch[row].clone())" in first.patch
 
 
+class Written(Hardest):
+    """The batch is to see what is written into its row."""
+
+    def offer(self, batch, number):
+        for row in (1, 2):
+            entry = (number * 2 + row, batch[row])
+            batch[row].add_(1)
+            heapq.heappush(self.heap, entry)
+
+
+def hardest_that_is_written():
+    hardest = Written()
+
+    def step(number):
+        hardest.offer(torch.zeros(WIDTH, WIDTH), number)
+
+    return step
+
+
+def test_a_view_that_is_written_has_no_patch(tmp_path):
+    (found,) = findings_of(hardest_that_is_written, tmp_path / "run.json")
+    assert found.remedies[0].fix == "clone_view"
+    assert found.remedies[0].patch == ""
+
+
 class Pool(Hardest):
     """One of every batch, up to a bound that the recording does not come to."""
 
