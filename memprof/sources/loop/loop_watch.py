@@ -463,8 +463,12 @@ class LoopWatch:
         else:
             drop_ended(thread.optimizers)
             in_optimizer = bool(thread.optimizers)
-            self._guard(self._steps.backward_ended, thread.passed_at, in_optimizer=in_optimizer)
+            self._guard(self._tell_pass, thread.passed_at, in_optimizer=in_optimizer)
             self._tell(lambda one: one.backward_ended())
+
+    def _tell_pass(self, place: int, *, in_optimizer: bool) -> None:
+        is_part = self.places.is_of_derivative(place)
+        self._steps.backward_ended(place, in_optimizer=in_optimizer, is_part=is_part)
 
     def _pass_began(self, roots: Any) -> None:
         """The calling thread calls autograd's engine, within another pass perhaps."""
@@ -490,7 +494,7 @@ class LoopWatch:
         thread.backward = False
         drop_ended(thread.optimizers)
         if self._steps.may_end_with_passes:
-            self._steps.backward_ended(thread.passed_at, in_optimizer=bool(thread.optimizers))
+            self._tell_pass(thread.passed_at, in_optimizer=bool(thread.optimizers))
             if thread.passes_newest:
                 self._steps.end_without_call()
         elif not self._steps.optimized and not thread.optimizers:

@@ -22,7 +22,11 @@ _UNDECIDED_CONTINUED = 1000
 
 _MOST_MODULES = 256
 _LEAST_SILENCE = 8
-"""Iterations with a lesser sign only, after which those are the program's steps."""
+"""Iterations with a lesser sign only, after which those are the program's steps.
+
+So many more than there ever were between two of the surest: tasks or micro-batches of an iteration,
+batches of an evaluation.
+"""
 
 
 class Sign(enum.IntEnum):
@@ -110,6 +114,10 @@ class StepDetector:
         """The surest so far."""
         self._silence = 0
         """Iterations with lesser signs since the surest one came last."""
+        self._within = {Sign.CALL: 0, Sign.BACKWARD: 0}
+        """Iterations with each of these signs since a surer one came last."""
+        self._most_within = dict(self._within)
+        """The most of them that were put together as one."""
         self._guess: Guess | None = None
         self._sees_passes = False
         """Backward passes are seen, which say more than parameters that have changed."""
@@ -176,14 +184,19 @@ class StepDetector:
         if not self.explicit and self._optimizers.ends(optimizer, anew=anew):
             self._automatic_end(Sign.OPTIMIZER)
 
-    def backward_ended(self, place: int, *, in_optimizer: bool = False) -> None:
+    def backward_ended(
+        self, place: int, *, in_optimizer: bool = False, is_part: bool = False
+    ) -> None:
         """A backward pass that was asked for at ``place`` is over; 0: not known where.
 
         ``in_optimizer``: an optimizer's step is under way, whose end is the surer one.
+        ``is_part``: it is one of many for a single result, as a Jacobian has one for each row.
         """
         if self.explicit:
             return
         self._sees_passes = True
+        if is_part and not self._has_call:
+            return
         if self._backward.ends(self._of_calls, place=place) and not in_optimizer:
             self._passed_place = place
             self._has_passed, self.waits = True, not self._has_call
@@ -302,6 +315,8 @@ class StepDetector:
 
     def _automatic_end(self, sign: Sign, place: int = 0) -> None:
         self._put_lines_together()
+        if sign in self._within:
+            self._within[sign] += 1
         if self._sign is not None and sign < self._sign and not self._is_silent(sign):
             return
         if self._automatic == 0 and not self.open_end:
@@ -317,7 +332,7 @@ class StepDetector:
         if sign is Sign.BARE_CALL or (self._guess is not None and sign < self._guess.sign):
             return False  # once a model was called, what has no parameters serves it
         self._silence += 1
-        return self._silence > _LEAST_SILENCE
+        return self._silence > _LEAST_SILENCE + self._most_within.get(sign, 0)
 
     def _open(self, sign: Sign, place: int) -> None:
         if sign < Sign.OPTIMIZER:
@@ -331,6 +346,9 @@ class StepDetector:
         if self._sign is None or sign >= self._sign:
             self._silence = 0
             self._sign = sign
+        for lesser in [one for one in self._within if one < sign]:
+            self._most_within[lesser] = max(self._most_within[lesser], self._within[lesser])
+            self._within[lesser] = 0
         if guess is not None and guess.first == step:  # it was opened, and is told now
             self._guess = guess if sign <= guess.sign else None
             guess = None

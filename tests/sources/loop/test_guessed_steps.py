@@ -261,3 +261,38 @@ def test_a_simulation_after_the_training_has_steps_of_its_own(sets_to_none, late
     number, guessed = steps(program)
     # The first calls might have belonged to the training still; with a gradient one call more.
     assert (number, guessed.sign) == (6 + 60 - late, "backward")
+
+
+def merged_guesses(path, program):
+    """Records of guessed steps that a surer sign has put together, of a recording."""
+    with memprof.track(path, sources=["cpu"], allowance_s=600):
+        program()
+    return [one for one in of_kind(path, "guessed_steps") if one.get("merged")]
+
+
+def test_passes_of_many_tasks_are_guessed_to_be_steps_before_the_first_optimizer_alone(tmp_path):
+    def program():
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(5):
+            for _ in range(30):
+                model(torch.ones(8, 4)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    path = tmp_path / "run.json"
+    assert len(merged_guesses(path, program)) == 1
+    assert len(memprof.load(path).device("cpu").steps) == 5
+
+
+def test_the_passes_of_a_jacobian_are_no_steps(tmp_path):
+    def program():
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(4):
+            trained(model, optimizer, torch.ones(8, 4))
+            torch.autograd.functional.jacobian(model, torch.ones(20, 4))
+
+    path = tmp_path / "run.json"
+    assert merged_guesses(path, program) == []
+    assert len(memprof.load(path).device("cpu").steps) == 4
