@@ -19,10 +19,13 @@ from memprof.source_code.idioms import (
 )
 from memprof.source_code.patch import before, diff, without_keyword
 from memprof.source_code.program import Place, Program, bound_names, calls_in, loaded_names
+from memprof.trace import Frame
 
 __all__ = [
     "OF_ERRORS",
+    "calling_place",
     "holding_places",
+    "is_forward",
     "of_many_steps",
     "on_the_way",
     "retaining",
@@ -132,3 +135,15 @@ def under_no_grad(case: Case) -> str:
         line = min([function.lineno, *(d.lineno for d in function.decorator_list)])
         return diff(program, before(program, line, "@torch.no_grad()"))
     return ""
+
+
+def calling_place(case: Case) -> Place | None:
+    """The statement outside of the modules' own code that calls the model."""
+    in_forward = [at for at, (frame, _) in enumerate(case.frames) if is_forward(frame)]
+    outside = case.frames[in_forward[-1] + 1 :] if in_forward else case.frames
+    return outside[0][1] if outside else case.site
+
+
+def is_forward(frame: Frame) -> bool:
+    """Whether a module's own code runs in a frame."""
+    return frame.name.rpartition(".")[2] == "forward"

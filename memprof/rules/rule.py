@@ -59,6 +59,9 @@ class Match:
     """There is more of it from step to step, to the end: no set that was filled once."""
     in_backward_of: bool = False
     """A backward pass made it: line and stack are those of the operator in the forward pass."""
+    made_alike: tuple[int, ...] = ()
+    """Stacks of what is made and freed in the same steps as these: who has that has these, where
+    the job's search has not found who does."""
 
 
 @dataclass(frozen=True, slots=True)

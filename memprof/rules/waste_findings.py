@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from memprof.records import Holder
+from memprof.records import Finding, Holder
 from memprof.reference_chain import Link, way
 from memprof.rules.containers import is_kept_short
 from memprof.rules.finding import Evidence, Kind, RuleFinding
@@ -149,16 +149,23 @@ def _holders(one: _Candidate, run: Run) -> tuple[Holder, ...]:
     of_stack = np.bincount(lives.stack[one.match.rows], weights=lives.size[one.match.rows])
     stacks = set(np.flatnonzero(of_stack >= _LEAST_HELD * of_stack.sum()).tolist())
     own = int(lives.stack[one.match.row])
-    searches = [
+    searches = _searches(one, run, stacks)
+    if not any(holder.is_named for search in searches for holder in search.holders):
+        searches = _searches(one, run, set(one.match.made_alike))
+    searches.sort(key=lambda search: (search.stack != own, -search.bytes))
+    holders = {_as_it_was(h.links): h for search in searches for h in search.holders[:1]}
+    return tuple(holders.values())[:_MOST_HOLDERS]
+
+
+def _searches(one: _Candidate, run: Run, stacks: set[int]) -> list[Finding]:
+    """What the job's searches for holders came upon, of tensors that these stacks made."""
+    return [
         search
         for search in run.findings
         if search.finding == "holders"
         and search.device == one.window.device
         and search.stack in stacks
     ]
-    searches.sort(key=lambda search: (search.stack != own, -search.bytes))
-    holders = {_as_it_was(h.links): h for search in searches for h in search.holders[:1]}
-    return tuple(holders.values())[:_MOST_HOLDERS]
 
 
 def _as_it_was(links: Sequence[Link]) -> Hashable:

@@ -9,11 +9,10 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.forward_passes import runs_within
-from memprof.rules.graph_lines import under_no_grad
+from memprof.rules.graph_lines import calling_place, is_forward, under_no_grad
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Place
 from memprof.source_code.torch_modes import without_gradients
-from memprof.trace import Action, Frame, Phase
+from memprof.trace import Action, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
 
@@ -107,7 +106,7 @@ class EvaluationGraph(WasteRule[Match]):
         """Run it under `no_grad`."""
         nbytes = format_bytes(match.nbytes)
         why = f"{nbytes} of activations wait for a backward pass that does not come."
-        place = _calling_place(case)
+        place = calling_place(case)
         if match.tentative:
             why = f"{why} This line trains as well: it is for the library that it calls to do."
             yield Advice("no_grad", why, place)
@@ -117,26 +116,15 @@ class EvaluationGraph(WasteRule[Match]):
         yield Advice("inference_mode", more, place)
 
 
-def _calling_place(case: Case) -> Place | None:
-    """The statement outside of the modules' own code that calls the model."""
-    in_forward = [at for at, (frame, _) in enumerate(case.frames) if _is_forward(frame)]
-    outside = case.frames[in_forward[-1] + 1 :] if in_forward else case.frames
-    return outside[0][1] if outside else case.site
-
-
 def _trains_as_well(window: Window, row: int) -> bool:
     """Whether backward passes are run from the very line of the program that called the model.
 
     One loop's step may end in a test: the line is the innermost one of the program's.
     """
     frames = window.user_frames(window.stack(row))
-    outside = [frame for frame in frames if not _is_forward(frame)]
+    outside = [frame for frame in frames if not is_forward(frame)]
     stacks = np.unique(window.lives.stack[window.phase == Phase.BACKWARD]).tolist()
     return bool(outside) and any(outside[0] in window.trace.stack(stack) for stack in stacks)
-
-
-def _is_forward(frame: Frame) -> bool:
-    return frame.name.rpartition(".")[2] == "forward"
 
 
 def _is_kept_by_all(window: Window, rows: Ints, alive: Ints) -> bool:

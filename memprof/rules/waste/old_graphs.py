@@ -10,6 +10,7 @@ import numpy as np
 
 from memprof.records import Holder
 from memprof.rules.case import Case
+from memprof.rules.graph_lines import calling_place
 from memprof.rules.lifespan import outlive_steps
 from memprof.rules.references import advice_on_exceptions
 from memprof.rules.rule import Advice, Match, WasteRule
@@ -20,15 +21,17 @@ from memprof.source_code.patch import diff, wrapped
 from memprof.source_code.program import Place, Program, place_of
 from memprof.source_code.values import goes_backward, is_object, survives_call
 from memprof.trace import Category, Frame, Phase
-from memprof.views.window import Bools, Window
+from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["RULE"]
 
 _LEAST_MODULES = 2
 """Modules whose activations stay: of one module it is a result that was stored, and no graph."""
 _GROWTH = 1.4
-"""Bytes at the last step over those in the middle: a bounded number is full by then, or nearly so.
-What grows steadily has doubled, and is a leak: other findings are about it."""
+"""The most in the second half of the steps over that in the first: a bounded number is full by
+then, or nearly so. What grows steadily has doubled, and is a leak: other findings are about it."""
+_LOOKS = 64
+"""Steps at which the bytes are counted."""
 
 _MOSTLY = 0.5
 """Share of the bytes that backward passes freed: what is dropped unused goes at any other time."""
@@ -60,20 +63,18 @@ class OldGraphs(WasteRule[OldGraph]):
         if len(np.unique(window.module[at_peak])) < _LEAST_MODULES:
             return
         rows = np.flatnonzero(mask)
-        step_ends = np.array(
-            [window.first_event.get(int(s) + 1, window.events) - 1 for s in window.made_in[rows]]
-        )
         yield OldGraph(
             row=window.main_site(at_peak),
             rows=np.flatnonzero(at_peak),
             nbytes=window.bytes_of(at_peak),
-            saving=window.replayed(window.ended_at(rows, step_ends)),
+            saving=window.replayed(window.ended_at(rows, _last_needed(window, rows))),
             steps=len(np.unique(window.made_in[at_peak])),
+            made_alike=_results_of(window, at_peak),
         )
 
     def title(self, match: OldGraph) -> str:
         """Say of how many steps."""
-        return f"are activations of {match.steps} earlier steps whose graphs are still held"
+        return f"are activations of {_earlier_steps(match)} whose graphs are still held"
 
     def is_meant(self, holders: Sequence[Holder], window: Window) -> bool:
         """Whether a backward pass goes on through what is stored, as one over several steps."""
@@ -91,8 +92,8 @@ class OldGraphs(WasteRule[OldGraph]):
         if context is not None:
             yield from advice_on_context(context)
             return
-        why = f"Tensors of {match.steps} earlier steps are kept with the graphs that made them"
-        site = case.site
+        why = f"Tensors of {_earlier_steps(match)} are kept with the graphs that made them"
+        site = calling_place(case)
         for place, argument in [*handed_to(site)][:1] if site is not None else ():
             text = ast.unparse(argument)
             safe = not is_object(place, argument) and not _learned_later(case, place, argument)
@@ -102,13 +103,52 @@ class OldGraphs(WasteRule[OldGraph]):
         yield Advice("detach", f"{why}.", case.places[0] if case.places else site)
 
 
+def _earlier_steps(match: OldGraph) -> str:
+    return "1 earlier step" if match.steps == 1 else f"{match.steps} earlier steps"
+
+
+def _results_of(window: Window, at_peak: Bools) -> tuple[int, ...]:
+    """Stacks of what modules made and what was freed in the very steps of the graphs."""
+    steps, freed = (np.unique(column[at_peak]) for column in (window.made_in, window.freed_in))
+    alike = outlive_steps(window) & window.at_peak & (window.module > 0)
+    alike &= np.isin(window.freed_in, freed)
+    stacks = window.lives.stack[alike]
+    made_in = {
+        int(one): np.unique(window.made_in[alike][stacks == one]) for one in np.unique(stacks)
+    }
+    return tuple(stack for stack, made in made_in.items() if np.array_equal(made, steps))
+
+
+def _last_needed(window: Window, rows: Ints) -> Ints:
+    """Events at which the steps go backward that made some lifetimes; else those at their ends.
+
+    No backward pass has freed them, so none of their step's goes through them.
+    """
+    backward = np.flatnonzero(window.phase_of_event == Phase.BACKWARD)
+    ends = np.array(
+        [window.first_event.get(int(s) + 1, window.events) - 1 for s in window.made_in[rows]]
+    )
+    at = np.searchsorted(backward, window.lives.alloc[rows])
+    passes = np.append(backward, window.events)[at]
+    needed: Ints = np.minimum(ends, passes)
+    return needed
+
+
 def _grows(window: Window, mask: Bools) -> bool:
-    """Whether there is much more of it at the end than in the middle."""
+    """Whether there is much more of it in the second half of the steps than there ever was before.
+
+    What is emptied now and then, as at each epoch's end, has as much in both.
+    """
+    there = [window.bytes_of(mask & window.lives.alive_at(event)) for event in _step_events(window)]
+    half = len(there) // 2
+    return max(there[half:]) > _GROWTH * max(there[: half + 1])
+
+
+def _step_events(window: Window) -> list[int]:
+    """The first events of steps at equal distances, from the first to the last one."""
     steps = window.steps
-    middle = window.first_event[int(steps[len(steps) // 2])]
-    last = window.first_event[int(steps[-1])]
-    half, end = (window.bytes_of(mask & window.lives.alive_at(event)) for event in (middle, last))
-    return bool(end > _GROWTH * half)
+    at = np.unique(np.linspace(0, len(steps) - 1, _LOOKS).astype(np.int64))
+    return [window.first_event[int(step)] for step in steps[at]]
 
 
 def _is_awaited(window: Window, mask: Bools) -> bool:
