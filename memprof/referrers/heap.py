@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -98,6 +99,20 @@ class Deadline:
     def remaining_s(self) -> float:
         """Seconds until then; less than none where it was."""
         return self._end - time.thread_time()
+
+    @contextmanager
+    def earlier(self, share: float) -> Iterator[None]:
+        """Have it come earlier in the block, by this share of the whole budget."""
+        kept_s = share * self.budget_s
+        self._end -= kept_s
+        self._latest -= _PATIENCE * kept_s
+        try:
+            yield
+        finally:
+            self._end += kept_s
+            self._latest += _PATIENCE * kept_s
+            self.passed = False
+            self.check()
 
     def later(self, share: float) -> Deadline:
         """A deadline that comes after this one, by this share of the whole budget."""

@@ -54,6 +54,9 @@ _MANY_OBJECTS = 250_000
 _NEAR_NAMES = 30_000
 """Objects that the names of a group of roots lead to first, by whose arrays something is looked for
 at once: 10 ms. In the heap of a framework there is no time left for that after all else."""
+_FOR_GRAPHS = 0.35
+"""Of the time of a search in passing: a running function's variable may end the graph that holds
+what is looked for, and the modules of a few libraries take all of the time otherwise."""
 _SORTED_S = 1.8e-7
 """Seconds for each object until all are marked and sorted by role, on a machine for which budgets
 are meant: 1.65e-7 at the first search, 1.2e-7 later (300,000 objects, Python 3.11, 2026-11-24)."""
@@ -150,7 +153,7 @@ class Search:
         self._locals: list[tuple[int, object]] = []
         self._late: list[Level] = []
         self._set_aside: list[tuple[object, _Entry]] = []
-        self._stops_early = False
+        self._stops_early = self._is_cut = False
         self._of_arrays: list[Reference] = []
         self.root_of: dict[int, Root] = {}
         for group in (lasting, inner, running):
@@ -163,11 +166,19 @@ class Search:
         if self._stops_early and self._all_explained():
             self.heap.complete = False
         else:
-            self._sweep_roots(module_roots(user=False))  # new objects: the heap has none of them
+            self._sweep_libraries()
         if self.graphs or not self._all_explained():
             self._sweep_graphs()
+        self.deadline.passed |= self._is_cut
         if self.in_passing and self.deadline.passed:
             self._keep_explained()
+
+    def _sweep_libraries(self) -> None:
+        """Sweep from the libraries' modules, with time left for graphs that a name leads to."""
+        libraries = module_roots(user=False)  # new objects: the heap has none of them
+        with self.deadline.earlier(_FOR_GRAPHS if self.in_passing else 0.0):
+            self._sweep_roots(libraries)
+            self._is_cut = self.deadline.passed
 
     def close(self) -> None:
         """Let go of the heap; its list of objects holds this search, too."""

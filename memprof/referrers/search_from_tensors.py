@@ -3,7 +3,10 @@
 A pass asks the collector who refers to a few objects, which takes some 15 ns for each object that
 it knows. Between two passes the job may run: then nothing is kept but numbers, and what they stood
 for is looked up anew. At the end each way is walked down from its root, reference by reference, so
-no answer rests on an object that has gone meanwhile. What only torch's C++ side holds is not seen.
+no answer rests on an object that has gone meanwhile.
+
+Of what torch's C++ side alone holds, graphs are walked once, down from the tensors that end them:
+what a graph saved is held by whoever has such a tensor. The rest is not seen.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import types
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from memprof.cpython.object_addresses import addresses
@@ -29,7 +33,13 @@ from memprof.referrers.merge_links import tidy
 from memprof.referrers.rank_chains import score
 from memprof.referrers.roots import Root, frame_roots, is_own, module_root
 from memprof.referrers.targets import BlockIndex, Targets
-from memprof.referrers.torch_references import is_symbolic, plain_torch
+from memprof.referrers.torch_references import (
+    TorchEdges,
+    is_bare,
+    is_symbolic,
+    plain_torch,
+    through_graph,
+)
 from memprof.referrers.unowned_memory import with_what_is_known
 from memprof.source_code.find_line import reading_until
 from memprof.sources.tensor_addresses import DeviceBlock, PlaceOf, place_of
@@ -43,6 +53,8 @@ _MOST_ABOVE = 24
 """Referrers kept of one object; beyond that they are more of the same."""
 FOR_LINES_S = 0.1
 """Seconds that reading sources may take at the end."""
+_GRAPHS_S = 0.1
+"""Seconds that graphs are walked at most."""
 _LAST = 1.5
 """The next pass is taken to last at most so many times as long as the one before."""
 
@@ -74,6 +86,17 @@ class _Moment:
 _MODULE = types.ModuleType
 
 
+@dataclass
+class _GraphsAlone:
+    """Stands for the heap where nothing but graphs is walked."""
+
+    complete: bool = True
+
+    def is_tracked(self, one: object) -> bool:  # noqa: ARG002
+        """Return False: no Python reference is followed."""
+        return False
+
+
 class UpwardSearch:
     """A search for the holders of some tensors that can be interrupted after each pass."""
 
@@ -88,6 +111,9 @@ class UpwardSearch:
         self._limit = limit
         self._key: dict[int, int] = {}
         """Key by the id of a tensor that shows what is looked for."""
+        self._through_graphs: dict[tuple[int, int], tuple[Link, ...]] = {}
+        """Ways that Python does not see, by the ids of the tensor where each begins and of what it
+        leads to. What no tensor of Python's shows has its key, negative, for an id."""
         self._above: dict[int, list[int]] = defaultdict(list)
         """Ids of what refers to an object."""
         self._roots: dict[int, str] = {}
@@ -139,10 +165,35 @@ class UpwardSearch:
             keyed = [(one, self._wanted_targets.key(one)) for one in tensors]
         starts = [one for one, key in keyed if key]
         self._key = {id(one): key for one, key in keyed if key}
-        self._old_keys = set(self._key)
+        starts += self._ends_of_graphs([one for one, _ in keyed])
+        self._old_keys = set(map(id, starts))
         self.has_begun = True
         self.slowest_s = time.thread_time() - began_s
         return starts
+
+    def _ends_of_graphs(self, tensors: list[Any]) -> list[object]:
+        """Tensors whose graphs lead to what is looked for; those in nobody else's graph first."""
+        shown = set(self._key.values())
+        self._key |= {-key: key for key in self._targets.values() if key > 0 and key not in shown}
+        with plain_torch():
+            ends = [one for one in tensors if not is_bare(one)]
+            visible = frozenset(map(id, tensors))
+            edges = TorchEdges(_GraphsAlone(), self._wanted_targets, visible, Deadline(_GRAPHS_S))
+            for place, edge in edges.of(ends):
+                at = -edge.key if edge.key and edge.key not in shown else id(edge.value)
+                if at in visible or at < 0:
+                    self._through_graphs.setdefault((id(ends[place]), at), edge.path)
+        above: dict[int, list[int]] = defaultdict(list)
+        for up, at in self._through_graphs:
+            above[at].append(up)
+        wanted, level = dict.fromkeys(self._key), list(self._key)
+        while level:
+            level = [up for at in level for up in above.get(at, ()) if up not in wanted]
+            wanted |= dict.fromkeys(level)
+        for at in wanted:
+            self._above[at] += [up for up in above.get(at, ()) if up != at][:_MOST_ABOVE]
+        leading = [one for one in ends if id(one) in wanted and id(one) not in self._key]
+        return sorted(leading, key=lambda one: bool(self._above[id(one)]))
 
     def _again(self) -> list[object]:
         """What waits, looked up by address, in the order in which it waits."""
@@ -220,11 +271,10 @@ class UpwardSearch:
             for target, key in self._targets.items():
                 chains = []
                 for way in self._ways(key):
-                    run = self._walk(way, moment)
-                    if run is not None:
-                        root, objects = run
-                        links = [*root_links(root, objects[0]), *naming.links(objects)]
-                        links = tidy([*links, *view_link(objects[-1])])
+                    root = self._root(way[0], moment)
+                    links = self._links(root, way, naming) if root is not None else None
+                    if root is not None and links is not None:
+                        links = tidy([*root_links(root, self._first(root, way)), *links])
                         chains.append((score(links, user=root.user), links))
                     if len(chains) >= _MOST_ABOVE:
                         break
@@ -234,23 +284,35 @@ class UpwardSearch:
 
     def _unshown(self, key: int) -> list[list[Link]]:
         """What is known of memory that no tensor of Python's shows; nothing of other memory."""
-        if not self.has_begun or key in self._key.values():
+        if not self.has_begun or any(at > 0 for at, one in self._key.items() if one == key):
             return []
         first = [Link(LinkKind.UNKNOWN, unowned=Unowned())]
         return [with_what_is_known(first, self._wanted_targets.blocks.block(key))]
 
-    def _walk(self, way: list[int], moment: _Moment) -> tuple[Root, list[object]] | None:
-        """The objects of a way, if each still refers to the next one."""
-        root = self._root(way[0], moment)
-        if root is None:
+    def _first(self, root: Root, way: list[int]) -> object:
+        return next(value for value in root.values if id(value) == way[0])
+
+    def _links(self, root: Root, way: list[int], naming: Naming) -> list[Link] | None:
+        """The links below a root, if each object of a way still refers to the next one."""
+        if not any(id(value) == way[0] for value in root.values):
             return None
-        run = [value for value in root.values if id(value) == way[0]][:1]
-        for at in way[1:]:
-            run += [one for one in gc.get_referents(run[-1]) if id(one) == at][:1]
-            if id(run[-1]) != at:
+        links: list[Link] = []
+        run = [self._first(root, way)]
+        for before, at in pairwise(way):
+            path = self._through_graphs.get((before, at))
+            if path is None:
+                run += [one for one in gc.get_referents(run[-1]) if id(one) == at][:1]
+            else:
+                links += [*naming.links(run), *path]
+                run = objects_at([at]) if at > 0 else [None]
+            if at > 0 and (not run or id(run[-1]) != at):
                 return None
+        links += naming.links(run)
+        links = through_graph(links)
+        if way[-1] < 0:
+            return links
         is_there = bool(self._wanted_targets.key(run[-1]))  # type: ignore[arg-type]
-        return (root, run) if is_there else None
+        return [*links, *view_link(run[-1])] if is_there else None
 
     def _root(self, at: int, moment: _Moment) -> Root | None:
         if at not in self._roots:

@@ -14,25 +14,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
 from memprof.cpython.signal_errors import guarded_errors
 from memprof.reference_chain import Link, LinkKind
-from memprof.referrers.heap import Deadline, Heap
+from memprof.referrers.heap import Deadline
 from memprof.referrers.targets import Targets, unwrapped
 from memprof.sources.autograd import grad_fn_of, gradient_of, is_leaf
 from memprof.sources.graph_nodes import is_node_type, most_nodes, note_nodes
 from memprof.sources.training_threads import may_read_graphs
 
 __all__ = [
+    "SearchedHeap",
     "TorchEdges",
     "TorchReference",
     "is_bare",
     "is_symbolic",
     "is_tensor_type",
     "plain_torch",
+    "through_graph",
 ]
 
 _CAN_READ_SAVED = hasattr(getattr(torch._C._autograd, "SavedTensor", None), "data")
@@ -72,6 +74,16 @@ def is_bare(tensor: torch.Tensor) -> bool:
     )
 
 
+class SearchedHeap(Protocol):
+    """The Python objects among which a walk through torch's references is made."""
+
+    complete: bool
+    """Whether everything that was to be followed was."""
+
+    def is_tracked(self, one: object) -> bool:
+        """Whether the search goes on from an object by Python's references."""
+
+
 @dataclass(frozen=True)
 class TorchReference:
     """Something a tensor or node keeps alive through C++, and the way there."""
@@ -98,7 +110,7 @@ _Stop: TypeAlias = "tuple[object, _Trail | None, int]"
 class TorchEdges:
     """Walks graphs from tensors and nodes; every node is walked once in the life of this object."""
 
-    heap: Heap
+    heap: SearchedHeap
     targets: Targets
     visible: frozenset[int]
     """Ids of the tensors that Python objects stand for: those are reported, not walked through."""
@@ -274,7 +286,28 @@ def _path(trail: _Trail | None) -> tuple[Link, ...]:
 
 def _runs(nodes: list[str]) -> tuple[tuple[str, int], ...]:
     """Return node names with how many follow one another, the middle of a long chain left out."""
-    runs = [(name, len(list(same))) for name, same in groupby(nodes)]
+    return _shortened([(name, len(list(same))) for name, same in groupby(nodes)])
+
+
+def _shortened(runs: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
     if len(runs) > _MOST_RUNS:
-        runs = [*runs[:3], ("", len(runs) - 5), *runs[-2:]]
+        omitted = sum(count if not name else 1 for name, count in runs[3:-2])
+        runs = [*runs[:3], ("", omitted), *runs[-2:]]
     return tuple(runs)
+
+
+def through_graph(path: Sequence[Link]) -> list[Link]:
+    """A way through a graph as one link: what a node saved was made by the node after it."""
+    links: list[Link] = []
+    for link in path:
+        if link.kind is not LinkKind.AUTOGRAD_NODE or len(links) < 2:
+            links.append(link)
+            continue
+        graph, saved = links[-2:]
+        if saved.kind is LinkKind.SAVED_TENSOR and graph.kind is LinkKind.AUTOGRAD_NODE:
+            links[-2:] = [
+                Link(LinkKind.AUTOGRAD_NODE, nodes=_shortened([*graph.nodes, *link.nodes]))
+            ]
+        else:
+            links.append(link)
+    return links

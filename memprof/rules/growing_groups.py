@@ -95,11 +95,14 @@ def growing_groups(
     those of a stack, as far as that was searched for.
     """
     lives = survival.lives
-    if len(survival) < _LEAST_SPAN + SURVIVOR_AGE:
-        yield from _exact_groups(survival, freed)
-        return
-    survives = survival.outlive_steps
     grouped = np.zeros(len(lives), dtype=bool)
+    if len(survival) < _LEAST_SPAN + SURVIVOR_AGE + WARM_UP + 1:  # too few to see a trend
+        for exact in _exact_groups(survival, freed):
+            grouped[exact.rows] = True
+            yield exact
+        if len(survival) < _LEAST_SPAN + SURVIVOR_AGE:
+            return
+    survives = survival.outlive_steps
     for keys in (_by_stack(survival), _by_line(survival)):
         for rows in _groups(keys, survives & ~grouped):
             group = _ever_more(survival, rows, freed)

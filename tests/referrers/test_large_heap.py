@@ -80,6 +80,35 @@ def test_what_only_a_library_holds_is_named_all_the_same(library_sweeps, monkeyp
     assert len(library_sweeps) == 1
 
 
+def test_a_graph_is_walked_where_the_modules_of_libraries_take_all_of_the_time(
+    large_heap, monkeypatch
+):
+    """A function's variable ends the graph that holds what is looked for."""
+    deadline = Deadline(60.0)
+    sweep = search.Search._sweep_roots
+
+    def cut(self, roots):
+        if roots == ["libraries"]:
+            deadline.passed = True
+        else:
+            sweep(self, roots)
+
+    monkeypatch.setattr(search.Search, "_sweep_roots", cut)
+    monkeypatch.setattr(
+        search, "module_roots", lambda *, user: module_roots(user=True) if user else ["libraries"]
+    )
+    hidden = (torch.ones(4, requires_grad=True) * 2).tanh()
+    key = hidden.untyped_storage()._cdata
+    state = hidden.sum()
+    del hidden
+    (found,) = find_holders([key], deadline=deadline, in_passing=True)
+    assert deadline.passed  # not everything was looked at
+    assert names(found)[0].startswith("saved tensor `result` of TanhBackward0")
+    assert "local `state`" in names(found)[0]
+    assert state.numel() == 1
+    assert large_heap
+
+
 def test_a_small_heap_is_searched_whole(library_sweeps):
     find_holders([kept_by_the_program()], budget_s=60.0, in_passing=True)
     assert len(library_sweeps) == 1

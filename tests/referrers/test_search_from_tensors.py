@@ -84,6 +84,26 @@ def test_an_iterator_that_a_loop_goes_through_holds_what_it_keeps(limit_s):
             return
 
 
+@pytest.mark.whole_heap
+@pytest.mark.parametrize("limit_s", [0.0, 60.0])
+def test_what_a_graph_saved_is_held_by_who_has_its_end(limit_s):
+    weight, state = torch.ones(3, 3, requires_grad=True), torch.ones(3)
+    keys = []
+    for _ in range(3):
+        state = (weight @ state).tanh()
+        keys.append(state.untyped_storage()._cdata)
+    KEPT.append(state.sum())
+    del state
+    try:
+        found, _ = climbed(keys, limit_s)
+        whole = find_holders(keys, budget_s=60)
+        assert [one[0] for one in found] == [one[0].description for one in whole]
+        assert found[0][0].startswith("saved tensor `")
+        assert found[0][0].endswith("kept by list `KEPT` (1 items), global `KEPT` of " + __name__)
+    finally:
+        KEPT.clear()
+
+
 def test_between_two_passes_nothing_is_kept():
     box = Meter()
     box.history["loss"].append(torch.ones(3))

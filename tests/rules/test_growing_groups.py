@@ -101,6 +101,7 @@ def test_a_collection_that_is_copied_anew_with_one_more_item(line, inner, grows,
     [
         (6, lambda _: 1 << 20, True),
         (9, lambda _: 1 << 20, True),
+        (11, lambda _: 1 << 20, True),  # a trend is told by more
         (5, lambda _: 1 << 20, False),  # too few
         (9, lambda _: 1 << 10, False),  # too little
         (9, lambda step: (1 << 20) + 512 * (step % 3), False),  # not the same
