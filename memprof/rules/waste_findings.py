@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from memprof.records import Finding, Holder
-from memprof.reference_chain import Link, way
+from memprof.reference_chain import way
 from memprof.rules.containers import is_kept_short
 from memprof.rules.finding import Evidence, Kind, RuleFinding
 from memprof.rules.left_out import left_out_if_it_fails
@@ -153,7 +153,10 @@ def _holders(one: _Candidate, run: Run) -> tuple[Holder, ...]:
     if not any(holder.is_named for search in searches for holder in search.holders):
         searches = _searches(one, run, set(one.match.made_alike))
     searches.sort(key=lambda search: (search.stack != own, -search.bytes))
-    holders = {_as_it_was(h.links): h for search in searches for h in search.holders[:1]}
+    holders: dict[Hashable, Holder] = {}
+    for search in searches:
+        for holder in search.holders[:1]:
+            holders.setdefault(way(holder.links), holder)  # however long its list was at a look
     return tuple(holders.values())[:_MOST_HOLDERS]
 
 
@@ -166,11 +169,6 @@ def _searches(one: _Candidate, run: Run, stacks: set[int]) -> list[Finding]:
         and search.device == one.window.device
         and search.stack in stacks
     ]
-
-
-def _as_it_was(links: Sequence[Link]) -> Hashable:
-    """What two looks at one chain have in common, however long its containers were by then."""
-    return way(links)
 
 
 def _proven(one: _Candidate, holders: Sequence[Holder]) -> Match:

@@ -62,6 +62,8 @@ _TELLING = frozenset(
     )
 )
 """Methods of loggers, progress bars and files, which show a number or a text."""
+_CALLED_BY_OBJECT = "forward"
+"""The method of a module that a call of the module itself runs."""
 _UNDEFINED_FOR_ZERO = (ast.Div, ast.FloorDiv, ast.Mod)
 
 _Key = tuple[int, str]
@@ -180,6 +182,8 @@ class Flow:
     def _returns(self, call: ast.Call, scopes: Scopes) -> bool:
         name, receiver = called_name(call), _receiver(call)
         if name in self.returning:
+            return True
+        if _CALLED_BY_OBJECT in self.returning and self.source.may_call_object(call):
             return True
         of_receiver = receiver is not None and self.carries(receiver, scopes)
         is_passed = any(self.carries(one, scopes) for one in _arguments(call))

@@ -67,6 +67,35 @@ class Syntax:
                 by_name.setdefault(node.name, []).extend(n for n in methods if n.name == "__init__")
         return by_name
 
+    def may_call_object(self, call: ast.Call) -> bool:
+        """Whether a call may be of an object, as a module: of a variable or attribute it binds."""
+        if isinstance(call.func, ast.Attribute):
+            name, variables = call.func.attr, self._attributes
+        elif isinstance(call.func, ast.Name):
+            name, variables = call.func.id, self._variables
+        else:
+            return False
+        return name in variables and name not in self.functions
+
+    @cached_property
+    def _attributes(self) -> set[str]:
+        """Attributes that the files assign."""
+        return {
+            node.attr
+            for node, _ in self.nodes
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        }
+
+    @cached_property
+    def _variables(self) -> set[str]:
+        """Variables that the files assign, and parameters of their functions."""
+        assigned = {
+            node.id
+            for node, _ in self.nodes
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        }
+        return assigned | {node.arg for node, _ in self.nodes if isinstance(node, ast.arg)}
+
     @cached_property
     def called_names(self) -> set[str]:
         """The last names of all that is called."""

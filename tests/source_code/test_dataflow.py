@@ -185,3 +185,38 @@ def test_an_argument_is_followed_into_the_function_that_takes_it(programs):
         assert flow.more_than_shown is number
         learned = flow_into(made, at("meter.put"), call.args[0], through=True).learned
         assert learned is (method == "backward")
+
+
+MODULE = """\
+class Features(nn.Module):
+    def forward(self, x):
+        results = []
+        for layer in self.layers:
+            x = layer(x)
+            results.append(x)
+        return results
+
+class Job:
+    def __init__(self, features, image):
+        self.features = features
+        self.image = image
+
+    def step(self):
+        made = {call}
+        loss = sum(one.mean() for one in made)
+        loss.backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "is_learned"),
+    [
+        ("self.features(self.image)", True),
+        ("load(self.image)", False),  # nobody's variable, and no module's
+        ("torch.exp(self.image)", False),
+    ],
+)
+def test_what_a_module_returns_is_had_by_who_calls_the_module(call, is_learned, programs):
+    made, at = programs(MODULE.replace("{call}", call))
+    flow = flow_of(made, at("results.append(x)"), "results", through=True)
+    assert flow.learned is is_learned
