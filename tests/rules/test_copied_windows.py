@@ -7,6 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from memprof.loading import load
+from memprof.records import Finding, Holder
+from memprof.reference_chain import Link, LinkKind
+from memprof.rules.ranked_findings import findings
+from memprof.testing import TraceBuilder, write_run
+from memprof.trace import EMPTY
 from tests.rules.recorded import findings_of, names
 
 VALUES, SIZE, HOP = 65536, 256, 32
@@ -207,3 +213,47 @@ def test_what_a_function_makes_of_two_parts_is_one_finding(tmp_path):
     (one,) = [each for each in found if each.rule == "copied-windows"]
     starts = [VALUES // 5, VALUES // 4 - VALUES // 5]
     assert one.bytes == sum(n - SIZE - 16 + 1 for n in starts) * SIZE * 4
+
+
+BETWEEN = """import torch
+class Series:
+    def __init__(self, series, history):
+        inputs = []
+        for start in range(len(series) - history):
+            inputs.append(series[start : start + history])
+        self.inputs = torch.stack(inputs)
+"""
+MIB = 1 << 20
+
+
+def between_windows(tmp_path, sizes, line=7):
+    """A recording that begins after the data was made, and a search that found who holds it."""
+    source = tmp_path / "forecast.py"
+    source.write_text(BETWEEN)
+    trace = TraceBuilder(device="cpu").label()
+    for number, size in enumerate(sizes):
+        trace.existing(size, f"data{number}")
+    for step in range(16):
+        trace.label(step=step).alloc(MIB, "batch").free("batch")
+    link = Link(LinkKind.ATTRIBUTE, "inputs", "Series", filename=str(source), line=line)
+    code = BETWEEN.splitlines()[line - 1].strip()
+    holder = Holder(LinkKind.ATTRIBUTE, str(source), line, code, [link])
+    search = Finding(
+        "holders", device="cpu", step=15, stack=EMPTY, bytes=sizes[0], count=1, holders=[holder],
+        details={"reason": "resident", "births": 0},
+    )  # fmt: skip
+    return findings(load(write_run(tmp_path / "run.json", trace.build(), more=(search,))))
+
+
+def test_windows_that_no_window_saw_made_are_told_by_the_line_that_binds_them(tmp_path):
+    (found,) = [one for one in between_windows(tmp_path, [64 * MIB, MIB]) if not one.minor]
+    assert (found.rule, found.bytes, found.site.line) == ("copied-windows", 64 * MIB, 7)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "line"),
+    [pytest.param([64 * MIB] * 2, 7, id="two of a size"), pytest.param([64 * MIB], 4, id="a list")],
+)
+def test_a_line_that_may_have_made_another_tensor_is_not_named(tmp_path, sizes, line):
+    found = between_windows(tmp_path, sizes, line)
+    assert [one.site.line for one in found] == [0] * len(found)

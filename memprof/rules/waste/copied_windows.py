@@ -11,6 +11,7 @@ from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.program import place_of
 from memprof.source_code.windows_copied import CopiedWindows, copied_windows
+from memprof.trace import EMPTY
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
 
@@ -99,12 +100,14 @@ class CopiedWindowsRule(WasteRule[Windows]):
 def _stacked(window: Window, rows: Ints) -> _Stacked | None:
     """What one stack made, if it is windows that hold each value twice and more."""
     row = int(rows[window.lives.size[rows].argmax()])
+    is_bare = window.lives.stack[row] == EMPTY
+    rows = rows[rows == row] if is_bare else rows  # without a stack no two are of one line
     nbytes = int(window.lives.size[rows].sum())
     place = place_of(window.frame_of(row)) if window.share(nbytes) >= _LEAST_SHARE else None
     windows = copied_windows(place) if place is not None else None
     if windows is None:
         return None
-    of = _sequences(window, row)
+    of = _sequences(window, row) if not is_bare else None
     overlaps = windows.is_overlapping or not (windows.is_converted or of is None)
     if not overlaps or 2 * window.lives.size[row] < nbytes:
         return None  # nothing says that each value is there twice, or no one tensor has it all
