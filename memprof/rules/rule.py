@@ -16,6 +16,7 @@ from memprof.rules.case import Case
 from memprof.rules.finding import Kind
 from memprof.rules.same_memory import ANY_GROWTH, Overlap
 from memprof.source_code.program import Place
+from memprof.trace import Frame
 from memprof.views.peak_without import Saving
 from memprof.views.window import Window
 
@@ -59,6 +60,8 @@ class Match:
     """There is more of it from step to step, to the end: no set that was filled once."""
     in_backward_of: bool = False
     """A backward pass made it: line and stack are those of the operator in the forward pass."""
+    look_at: Frame | None = None
+    """The line that is to be looked at, where that is not the one that made it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.allocator import ReplayedTrace, replayed_trace
-from memprof.records import DoubleResults, PaddedBatches, Site
+from memprof.records import DoubleResults, Finding, PaddedBatches, Site
 from memprof.run import Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Program, code_of, program_of
@@ -58,6 +58,8 @@ class Window:
     doubles: tuple[DoubleResults, ...] = ()
     """What operators returned in double precision on its device, where that was recorded."""
 
+    searches: tuple[Finding, ...] = ()
+    """What searches in the job found of who holds tensors of its device."""
     bound_lines: Mapping[int, Frame] = field(default_factory=dict)
     """By the bytes of what was made where nothing was recorded, the line that binds it."""
 
@@ -93,6 +95,11 @@ class Window:
             unmoved=unmoved,
             padded=run.padded if run else None,
             doubles=doubles,
+            searches=tuple(
+                one
+                for one in (run.findings if run else ())
+                if one.finding == "holders" and one.device == device and one.holders
+            ),
             bound_lines=bound_lines(run, device) if run else {},
             replay=replay,
         )
