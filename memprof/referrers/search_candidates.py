@@ -135,10 +135,13 @@ def remade(living: Living, label_of: Callable[[int], Label], since: int) -> list
 def stackless(living: Living) -> list[Suspect]:
     """The largest group of one size that has no stack: it was made between windows, if not before.
 
-    Empty where it is not much of all that is alive.
+    Or the largest of them all, as a data set that was made in one piece. Empty where neither is
+    much of all that is alive.
     """
     bare = np.flatnonzero(living.stack == EMPTY)
-    groups = _much_of_one_size(living, np.zeros(len(living.size), np.int64), bare, least_births=0)
+    steps = np.zeros(len(living.size), np.int64)
+    groups = _much_of_one_size(living, steps, bare, least_births=0)
+    groups = groups or _much_in_one(living, steps, bare)
     return [_describe(living, one, 0, _spread(one.rows)) for one in groups]
 
 
@@ -164,6 +167,18 @@ def _much_of_one_size(
     if births < least_births:
         return []
     return [_StackGroup(EMPTY, rows, steps, int(rows.min()), births, total)]
+
+
+def _much_in_one(living: Living, birth_steps: Ints, bare: Ints) -> list[_StackGroup]:
+    """The largest of some rows without a stack, if it is much of all there is."""
+    bare = bare[~np.isin(living.category[bare], _EXPLAINED)]
+    if not len(bare):
+        return []
+    row = bare[[int(living.size[bare].argmax())]]
+    size = int(living.size[row[0]])
+    if size < _MUCH * int(living.size.sum()):
+        return []
+    return [_StackGroup(EMPTY, row, birth_steps[row], int(row[0]), 0, size)]
 
 
 def _steps(labels: Column, label_of: Callable[[int], Label]) -> Ints:

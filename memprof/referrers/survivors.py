@@ -144,6 +144,7 @@ class Survivors:
     """What one look found out, for the log."""
     _lines: GrowthLines = field(default_factory=GrowthLines)
     _graphs: GraphGrowth = field(default_factory=GraphGrowth)
+    _has_asked_for_stackless: bool = False
     _graph_said: bool = False
     _graph_holders: tuple[Holder, ...] = ()
     _searches: Searches = field(init=False)
@@ -184,17 +185,24 @@ class Survivors:
         It may be the last time that what the program holds has a name: whatever grows is searched
         for, even where that takes many steps' ends.
         """
-        if self._steps < _FIRST_LOOK or not self.has_time():
+        if self._steps < _FIRST_LOOK:
             return []
-        return [*self.look(step, all_that_grow=True), *self._of_stackless(step)]
+        announcements = self.look(step, all_that_grow=True) if self.has_time() else []
+        if self.has_time() or not self._has_asked_for_stackless:
+            announcements += self._of_stackless(step)
+        return announcements
 
     def _of_stackless(self, step: int) -> list[Announcement]:
-        """Who holds most of what was made between windows: at the end names may be gone."""
+        """Who holds most of what was made between windows: at the end names may be gone.
+
+        Once whatever searches have taken: a loop that makes the data may have used up their time.
+        """
         quarries = [
             _quarry(source, one) for source in self.sources() for one in stackless(source.living())
         ]
         if not quarries:
             return []
+        self._has_asked_for_stackless = True
         began_s = time.thread_time()
         with quiet():
             answers = self._searches.at_once(quarries)

@@ -16,6 +16,7 @@ from memprof.rules.case import Case
 from memprof.rules.finding import Kind
 from memprof.rules.same_memory import ANY_GROWTH, Overlap
 from memprof.source_code.program import Place
+from memprof.trace import Frame
 from memprof.views.peak_without import Saving
 from memprof.views.window import Window
 
@@ -62,6 +63,8 @@ class Match:
     made_alike: tuple[int, ...] = ()
     """Stacks of what is made and freed in the same steps as these: who has that has these, where
     the job's search has not found who does."""
+    look_at: Frame | None = None
+    """The line that is to be looked at, where that is not the one that made it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,6 +191,7 @@ def _finding_of(one: _Candidate, run: Run) -> RuleFinding:
     window, holders = one.window, _holders(one, run)
     match = _proven(one, holders)
     origin = window.origin_of(match.row) if match.in_backward_of else None
+    line = match.look_at or origin
     share = f" ({format_percent(match.nbytes, window.line.peak_allocated.bytes)} of the peak)"
     if one.rule.kind is Kind.FRAGMENTATION:
         share = ""  # it is of the reserved bytes, which its title tells
@@ -199,7 +200,7 @@ def _finding_of(one: _Candidate, run: Run) -> RuleFinding:
     return RuleFinding(
         kind=one.rule.kind,
         device=window.device,
-        site=site_at(origin) if origin is not None else window.site_of(match.row),
+        site=site_at(line) if line is not None else window.site_of(match.row),
         title=f"{format_bytes(match.nbytes)}{share} {one.rule.title(match)}",
         bytes=int(match.nbytes),
         confidence=confidence_of(tentative=match.tentative),

@@ -11,7 +11,7 @@ from memprof.source_code.program import FUNCTIONS, Place, bound_names, called_na
 from memprof.source_code.scopes import nodes_around, reads_of
 from memprof.source_code.verbs import JOINING
 
-__all__ = ["Reduced", "Reduction", "computed_by_value", "reduction_of", "reductions_of"]
+__all__ = ["Reduced", "Reduction", "computed_by_value", "picking", "reduction_of", "reductions_of"]
 
 _PICKING = frozenset(
     (
@@ -138,13 +138,18 @@ def _reducing(node: ast.AST, around: list[ast.AST]) -> ast.Call | None:
         computing = computed_by_value(node, waiting)
         if computing is None:
             call = _called_with(node, parents)
-            name = called_name(call) if call is not None else ""
-            is_read = call is not None and _operand(call) is node
-            if name in _LOSSES or (is_read and (name in _PICKING or _picks_one(call))):
-                return call
-            return None
+            is_loss = call is not None and called_name(call) in _LOSSES
+            return call if is_loss else picking(node, parents)
         node = computing
     return None
+
+
+def picking(node: ast.AST, around: list[ast.AST]) -> ast.Call | None:
+    """The innermost call around a value, where it reduces that or takes one value of each row."""
+    call = _called_with(node, around)
+    if call is None or _operand(call) is not node:
+        return None
+    return call if called_name(call) in _PICKING or _picks_one(call) else None
 
 
 def computed_by_value(node: ast.AST, waiting: list[ast.AST]) -> ast.expr | None:

@@ -4,20 +4,39 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from memprof.source_code.program import LOOPS, Place, bound_names, called_name, calls_in
+from memprof.source_code.program import (
+    LOOPS,
+    Place,
+    assigned,
+    bound_names,
+    called_name,
+    calls_in,
+)
 from memprof.source_code.values import values_of
-from memprof.source_code.verbs import JOINING
+from memprof.source_code.verbs import CONVERTING, COPYING, JOINING, SAME_VALUES
 
 __all__ = ["CopiedWindows", "copied_windows"]
 
-_CONVERTING = ("as_tensor", "asarray", "from_numpy", "tensor")
+_CONVERTING = frozenset(("as_tensor", "asarray", "from_numpy", "tensor"))
+_UNCHANGED = (
+    _CONVERTING
+    | CONVERTING
+    | COPYING
+    | SAME_VALUES
+    | {"FloatTensor", "Tensor", "array", "astype", "detach", "numpy", "t"}
+)
+"""Calls after which a window is still there, value by value: of a mean of it nothing is twice."""
 _COPYING = ("clone", "contiguous", "reshape")
 _OF_UNFOLD = 3
 """Arguments of a tensor's `unfold`."""
 _RANGE_WITH_STEP = 3
 """Arguments of `range`."""
+_PASSING = ("enumerate", "list", "reversed", "tqdm", "tuple")
+"""Functions that give what they are given, one by one."""
+_DEEPEST = 4
+"""Lists that are made of one another, until they are given up."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,12 +45,32 @@ class CopiedWindows:
 
     sequence: str
     """As the program writes it: ``signal``, ``self.series``."""
-    begins_anywhere: bool
-    """A window begins at every value, as of ``range(len(x) - n)``."""
+    is_overlapping: bool
+    """By syntax a window is longer than what lies between two starts."""
     is_converted: bool
     """The sequence is no tensor: its parts are made tensors."""
     is_view: bool = False
     """They are a view already, of `unfold`, before they are copied."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """An expression whose values are joined, with the loop that makes them one after the other."""
+
+    value: ast.expr
+    variables: frozenset[str]
+    """What the loop changes."""
+    step: ast.expr | None
+    """By how much, where it counts; None where it goes through something else."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Slice:
+    """A part that is a slice both of whose ends move with the loop."""
+
+    sequence: ast.expr
+    start: ast.expr
+    length: ast.expr
 
 
 def copied_windows(place: Place) -> CopiedWindows | None:
@@ -39,13 +78,14 @@ def copied_windows(place: Place) -> CopiedWindows | None:
     for call in calls_in(place.statement):
         if called_name(call) not in JOINING or not call.args:
             continue
-        for part, target, iterated in _parts(place, call.args[0]):
-            sequence = _window_of(part, target)
-            if sequence is not None:
+        for part in _items(place, call.args[0]):
+            window = _window_of(place, part)
+            overlaps = _overlaps(place, window, part) if window is not None else False
+            if window is not None and overlaps is not False:
                 return CopiedWindows(
-                    ast.unparse(sequence),
-                    _is_every_value(iterated),
-                    bool(calls_in(part, *_CONVERTING)),
+                    ast.unparse(window.sequence),
+                    overlaps is True,
+                    bool(calls_in(part.value, *_CONVERTING)),
                 )
     return _copied_view(place)
 
@@ -67,7 +107,7 @@ def _copied_view(place: Place) -> CopiedWindows | None:
 
 def _joined_values(place: Place, joined: ast.expr) -> Iterator[ast.expr]:
     """Expressions whose values, or whose items, are joined: also those put into a list before."""
-    yield from (part for part, _, _ in _parts(place, joined))
+    yield from (part.value for part in _items(place, joined))
     if isinstance(joined, ast.Call) and called_name(joined) in ("list", "tuple"):
         yield from joined.args[:1]
     if isinstance(joined, ast.Name):
@@ -90,58 +130,199 @@ def _unfolding(place: Place, value: ast.expr) -> ast.expr | None:
     return None
 
 
-def _parts(place: Place, joined: ast.expr) -> Iterator[tuple[ast.expr, ast.expr, ast.expr]]:
-    """Each expression whose values are joined, with a loop's target and what that goes through."""
-    if isinstance(joined, (ast.ListComp, ast.GeneratorExp)):
-        for generator in joined.generators:
-            yield joined.elt, generator.target, generator.iter
-    if isinstance(joined, ast.Call) and called_name(joined) in ("list", "tuple") and joined.args:
-        yield from _parts(place, joined.args[0])
-    if not isinstance(joined, ast.Name):
+def _items(place: Place, held: ast.expr, depth: int = 0) -> Iterator[_Part]:
+    """What an expression holds: items of a comprehension, or put into a list by a loop."""
+    if depth > _DEEPEST:
         return
+    if isinstance(held, (ast.ListComp, ast.GeneratorExp)):
+        for generator in held.generators:
+            yield _part(held.elt, generator.target, generator.iter)
+            for item in _items(place, generator.iter, depth + 1):
+                taken = _taken(held.elt, generator.target, item.value)
+                if taken is not None:
+                    yield replace(item, value=taken)
+    elif isinstance(held, ast.Call) and called_name(held) in ("list", "tuple") and held.args:
+        yield from _items(place, held.args[0], depth + 1)
+    elif isinstance(held, (ast.Name, ast.Attribute)):
+        yield from _items_of_name(place, held, depth)
+
+
+def _items_of_name(place: Place, held: ast.expr, depth: int) -> Iterator[_Part]:
+    """What the function puts into a list, or binds its name to."""
+    text = ast.unparse(held)
     for node in ast.walk(place.scope):
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-            names = {one.id for one in bound_names(node) if isinstance(one, ast.Name)}
-            if names == {joined.id} and not isinstance(node.value, ast.Name):
-                yield from _parts(place, node.value)
-        if isinstance(node, LOOPS) and not isinstance(node, ast.While):
+        for target, value in assigned(node):
+            if ast.unparse(target) == text and value is not None:
+                yield from _items(place, value, depth + 1)
+        yield from _unzipped(place, node, text, depth)
+        if isinstance(node, LOOPS):
             for call in calls_in(node, "append"):
                 of = call.func.value if isinstance(call.func, ast.Attribute) else None
-                if isinstance(of, ast.Name) and of.id == joined.id and call.args:
-                    yield call.args[0], node.target, node.iter
+                if of is not None and ast.unparse(of) == text and call.args:
+                    yield _part_of_loop(call.args[0], node)
 
 
-def _window_of(part: ast.expr, target: ast.expr) -> ast.expr | None:
-    """What a part is a slice of, both of whose ends move with the loop's variable."""
-    variables = {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}
-    for node in ast.walk(part):
-        if not isinstance(node, ast.Subscript):
-            continue
+def _unzipped(place: Place, node: ast.AST, text: str, depth: int) -> Iterator[_Part]:
+    """What ``x, y = zip(*pairs)`` takes of each item for a name."""
+    if not isinstance(node, ast.Assign) or called_name(node.value) != "zip":
+        return
+    assert isinstance(node.value, ast.Call)
+    names = [ast.unparse(one) for one in bound_names(node)]
+    if len(node.value.args) != 1 or text not in names:
+        return
+    if isinstance(node.value.args[0], ast.Starred):
+        at = names.index(text)
+        for item in _items(place, node.value.args[0].value, depth + 1):
+            if isinstance(item.value, ast.Tuple) and at < len(item.value.elts):
+                yield replace(item, value=item.value.elts[at])
+
+
+def _taken(taking: ast.expr, target: ast.expr, item: ast.expr) -> ast.expr | None:
+    """What ``[x for x, _ in pairs]`` or ``[one[0] for one in pairs]`` takes of an item."""
+    if ast.unparse(taking) == ast.unparse(target):
+        return item
+    entries = item.elts if isinstance(item, ast.Tuple) else []
+    at = -1
+    if isinstance(target, ast.Tuple):
+        names = [ast.unparse(one) for one in target.elts]
+        at = names.index(ast.unparse(taking)) if ast.unparse(taking) in names else -1
+    elif isinstance(taking, ast.Subscript) and isinstance(taking.slice, ast.Constant):
+        is_of_item = ast.unparse(taking.value) == ast.unparse(target)
+        at = taking.slice.value if is_of_item and type(taking.slice.value) is int else -1
+    return entries[at] if 0 <= at < len(entries) else None
+
+
+def _part(value: ast.expr, target: ast.expr, iterated: ast.expr) -> _Part:
+    while isinstance(iterated, ast.Call) and called_name(iterated) in _PASSING and iterated.args:
+        iterated = iterated.args[0]
+    step: ast.expr | None = None
+    if isinstance(iterated, ast.Call) and called_name(iterated) == "range":
+        with_step = len(iterated.args) == _RANGE_WITH_STEP
+        step = iterated.args[-1] if with_step else ast.Constant(1)
+    return _Part(value, frozenset(_names(target)), step)
+
+
+def _part_of_loop(value: ast.expr, loop: ast.For | ast.AsyncFor | ast.While) -> _Part:
+    if not isinstance(loop, ast.While):
+        return _part(value, loop.target, loop.iter)
+    counting = [
+        node
+        for node in ast.walk(loop)
+        if isinstance(node, ast.AugAssign)
+        and isinstance(node.op, ast.Add)
+        and isinstance(node.target, ast.Name)
+    ]
+    names = frozenset(node.target.id for node in counting if isinstance(node.target, ast.Name))
+    return _Part(value, names, counting[0].value if len(counting) == 1 else None)
+
+
+def _window_of(place: Place, part: _Part) -> _Slice | None:
+    """The slice that a part is, both of whose ends move with the loop's variable."""
+    for node in _unchanged(part.value):
         axes = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         for axis in axes:
-            if isinstance(axis, ast.Slice) and axis.lower and axis.upper:
-                ends = (axis.lower, axis.upper)
-                if all(variables & _names(end) for end in ends) and _is_window(*ends):
-                    return node.value
+            if not (isinstance(axis, ast.Slice) and axis.lower and axis.upper):
+                continue
+            ends = _meanings(place, axis.lower), _meanings(place, axis.upper)
+            window = _of_ends(node.value, *ends)
+            if window is not None and part.variables & _names(window.start):
+                fixed = not part.variables & _names(window.length)
+                return window if fixed else None
     return None
 
 
-def _is_window(lower: ast.expr, upper: ast.expr) -> bool:
-    """Whether the ends lie a fixed number apart: ``i`` and ``i + n``, ``i - n`` and ``i``."""
-    for near, far, sign in ((lower, upper, ast.Add), (upper, lower, ast.Sub)):
-        if isinstance(far, ast.BinOp) and isinstance(far.op, sign):
-            sides = {ast.unparse(far.left), ast.unparse(far.right)}
-            if ast.unparse(near) in sides:
-                return True
-    return False
+def _unchanged(value: ast.expr) -> Iterator[ast.Subscript]:
+    """The slices that an expression is, also scaled, converted or in another shape."""
+    if isinstance(value, ast.Subscript):
+        yield value
+    inner: list[ast.expr] = []
+    if isinstance(value, ast.Call) and called_name(value) in _UNCHANGED:
+        inner = [*value.args[:1]]
+        if isinstance(value.func, ast.Attribute):
+            inner.append(value.func.value)
+    elif isinstance(value, ast.BinOp) and not isinstance(value.op, ast.MatMult):
+        inner = [value.left, value.right]
+    elif isinstance(value, (ast.Attribute, ast.Subscript)):
+        inner = [value.value]
+    elif isinstance(value, ast.UnaryOp):
+        inner = [value.operand]
+    for one in inner:
+        yield from _unchanged(one)
 
 
-def _is_every_value(iterated: ast.expr) -> bool:
-    return (
-        isinstance(iterated, ast.Call)
-        and called_name(iterated) == "range"
-        and 0 < len(iterated.args) < _RANGE_WITH_STEP
-    )
+def _meanings(place: Place, value: ast.expr) -> list[ast.expr]:
+    """An expression, and what it is where it is a name that the function binds once."""
+    if isinstance(value, ast.Name):
+        bound = list(values_of(place, value.id))
+        if len(bound) == 1 and bound[0] is not None:
+            return [value, bound[0]]
+    return [value]
+
+
+def _of_ends(sequence: ast.expr, lower: list[ast.expr], upper: list[ast.expr]) -> _Slice | None:
+    """A slice of ``i`` and ``i + n``, or of ``i - n`` and ``i``: a fixed number of values."""
+    for one, others, sign in ((lower, upper, ast.Add), (upper, lower, ast.Sub)):
+        for far in others:
+            if not (isinstance(far, ast.BinOp) and isinstance(far.op, sign)):
+                continue
+            for near in one:
+                if ast.unparse(far.left) == ast.unparse(near):
+                    return _Slice(sequence, one[-1], far.right)
+                if sign is ast.Add and ast.unparse(far.right) == ast.unparse(near):
+                    return _Slice(sequence, one[-1], far.left)
+    return None
+
+
+def _overlaps(place: Place, window: _Slice, part: _Part) -> bool | None:
+    """Whether a window is longer than what lies between two starts; None where that is not known.
+
+    A window that begins at every value is taken for one of several values.
+    """
+    stride = _stride(window.start, part)
+    if stride is None:
+        return None
+    step, length = _number(place, stride), _number(place, window.length)
+    if step is not None and length is not None:
+        return length > step
+    if ast.unparse(stride) == ast.unparse(window.length):
+        return False
+    if step == 1:
+        return True
+    if isinstance(stride, ast.BinOp) and isinstance(stride.op, (ast.Div, ast.FloorDiv)):
+        return True if ast.unparse(stride.left) == ast.unparse(window.length) else None
+    return None
+
+
+def _stride(start: ast.expr, part: _Part) -> ast.expr | None:
+    """What lies between two starts: ``n`` of ``range(0, end, n)``, ``k`` of ``i * k``."""
+    if isinstance(start, ast.Name):
+        return part.step if start.id in part.variables else None
+    if not isinstance(start, ast.BinOp):
+        return None
+    moving = [one for one in (start.left, start.right) if part.variables & _names(one)]
+    if len(moving) != 1:
+        return None
+    if isinstance(start.op, (ast.Add, ast.Sub)):
+        return _stride(moving[0], part)
+    is_one = isinstance(part.step, ast.Constant) and part.step.value == 1
+    if isinstance(start.op, ast.Mult) and isinstance(moving[0], ast.Name) and is_one:
+        return start.right if moving[0] is start.left else start.left
+    return None
+
+
+def _number(place: Place, value: ast.expr) -> int | None:
+    """A number that is written out, or that a name stands for in the function or in the file."""
+    if isinstance(value, ast.Name):
+        bound = list(values_of(place, value.id)) or [
+            one
+            for node in place.program.tree.body
+            for target, one in assigned(node)
+            if ast.unparse(target) == value.id
+        ]
+        value = bound[0] if len(bound) == 1 and bound[0] is not None else value
+    if isinstance(value, ast.Constant) and type(value.value) is int:
+        return value.value
+    return None
 
 
 def _names(expression: ast.expr) -> set[str]:

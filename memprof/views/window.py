@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from memprof.allocator import ReplayedTrace, replayed_trace
-from memprof.records import DoubleResults, PaddedBatches, Site
+from memprof.records import DoubleResults, Finding, PaddedBatches, Site
 from memprof.run import Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Program, code_of, program_of
-from memprof.trace import SURVIVOR_AGE, WARM_UP, Action, Frame, Phase, Trace
+from memprof.trace import EMPTY, SURVIVOR_AGE, WARM_UP, Action, Frame, Phase, Trace
+from memprof.views.bound_lines import bound_lines
 from memprof.views.lifetimes import Lifetimes
 from memprof.views.owners import OWNED, OwnerGroupings, owners
 from memprof.views.peak_without import Cuts, Saving, replayed
@@ -56,6 +58,11 @@ class Window:
     doubles: tuple[DoubleResults, ...] = ()
     """What operators returned in double precision on its device, where that was recorded."""
 
+    searches: tuple[Finding, ...] = ()
+    """What searches in the job found of who holds tensors of its device."""
+    bound_lines: Mapping[int, Frame] = field(default_factory=dict)
+    """By the bytes of what was made where nothing was recorded, the line that binds it."""
+
     of_setup: bool = False
     """Its peak is the highest of all, though steps that are like one another come later."""
     replay: ReplayedTrace | None = None
@@ -88,6 +95,12 @@ class Window:
             unmoved=unmoved,
             padded=run.padded if run else None,
             doubles=doubles,
+            searches=tuple(
+                one
+                for one in (run.findings if run else ())
+                if one.finding == "holders" and one.device == device and one.holders
+            ),
+            bound_lines=bound_lines(run, device) if run else {},
             replay=replay,
         )
 
@@ -283,8 +296,19 @@ class Window:
         return site_at(self.frame_of(row))
 
     def frame_of(self, row: int) -> Frame:
-        """The frame of that line."""
-        return self.owners.sites.frames[int(self.site[row])]
+        """The frame of that line; of what was made before the window the line that binds it."""
+        frame = self.owners.sites.frames[int(self.site[row])]
+        return frame if frame.filename else self._bound_at.get(row, frame)
+
+    @cached_property
+    def _bound_at(self) -> dict[int, Frame]:
+        """By row, those lines; of two tensors that are as large neither is told by its size."""
+        lives, lines = self.lives, {}
+        for size, frame in self.bound_lines.items():
+            rows = np.flatnonzero((lives.stack == EMPTY) & (lives.alloc < 0) & (lives.size == size))
+            if len(rows) == 1:
+                lines[int(rows[0])] = frame
+        return lines
 
     def origin_of(self, row: int) -> Frame | None:
         """The frame of the forward line whose backward pass made a lifetime; None elsewhere."""

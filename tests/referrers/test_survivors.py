@@ -19,7 +19,7 @@ from memprof.referrers import survivors as watch  # noqa: E402 - it imports torc
 from memprof.referrers.gc_watch import Collections  # noqa: E402 - it imports torch
 from memprof.referrers.graph_growth import GraphGrowth, LongestGraph, longest_graph  # noqa: E402 - it imports torch
 from memprof.referrers.pause_estimate import PauseEstimate  # noqa: E402 - it imports torch
-from memprof.referrers.search_candidates import residents, suspects  # noqa: E402 - it imports torch
+from memprof.referrers.search_candidates import residents, stackless, suspects  # noqa: E402 - it imports torch
 from memprof.referrers.search_from_tensors import UpwardSearch  # noqa: E402 - it imports torch
 from memprof.sources.cpu.live_storages import LivingStorages  # noqa: E402 - beside torch
 from tests import forks  # noqa: E402
@@ -117,6 +117,40 @@ def test_much_of_one_size_without_a_stack_is_the_first_suspect():
     large = Storage(99, 0, stack=2, size=10_000)
     found = suspects(columns([*others, *batches, large]), label_of, step=12)
     assert [s.stack for s in found] == [1]  # little of all there is
+
+
+def test_one_large_tensor_without_a_stack_is_asked_about_where_no_size_is_had_by_many():
+    """As a data set is that was joined between two windows."""
+    others = [Storage(50 + k, k, size=100) for k in range(8)]
+    data = Storage(7, 3, stack=EMPTY, size=900)
+    (found,) = stackless(columns([*others, data, Storage(8, 3, stack=EMPTY, size=50)]))
+    assert (found.targets, found.bytes, found.count, found.births) == ((7,), 900, 1, 0)
+    assert stackless(columns([*others, data._replace(size=200)])) == []  # little of all there is
+    assert stackless(columns([*others, data._replace(category=Category.PARAMETER)])) == []
+    assert stackless(columns([*others, data._replace(stack=2)])) == []
+
+
+class Archive:
+    """Holds what was made between two windows."""
+
+    def __init__(self):
+        self.values = torch.cat([torch.zeros(4 << 20), torch.zeros(4 << 20)])
+
+
+def test_data_that_was_made_between_windows_has_its_holder_whatever_searches_took(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(watch.Survivors, "has_time", lambda _: False)
+    archive = Archive()
+    with memprof.track(tmp_path / "run.json", sources=["cpu"], max_events=100) as tracker:
+        for _ in range(60):
+            torch.zeros(8)
+            tracker.step()
+    del archive
+    found = [one for one in memprof.load(tmp_path / "run.json").findings if one.holders]
+    of_data = [one for one in found if one.bytes == 32 << 20]
+    assert [one.details["reason"] for one in of_data][:1] == ["resident"]
+    assert of_data[0].holders[0].code.startswith("self.values = torch.cat(")
 
 
 def test_targets_of_residents_are_the_largest_whatever_their_age():

@@ -7,6 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from memprof.loading import load
+from memprof.records import Finding, Holder
+from memprof.reference_chain import Link, LinkKind
+from memprof.rules.ranked_findings import findings
+from memprof.testing import TraceBuilder, write_run
+from memprof.trace import EMPTY
 from tests.rules.recorded import findings_of, names
 
 VALUES, SIZE, HOP = 65536, 256, 32
@@ -46,6 +52,44 @@ def of_an_array():
     return trained_on(torch.stack(windows))
 
 
+def inputs_and_targets():
+    """A function makes both, for training and for tests; the end has a name."""
+    signal = torch.rand(VALUES // 4)
+
+    def windows_of(part, size, ahead):
+        xs, ys = [], []
+        for start in range(len(part) - size - ahead + 1):
+            middle = start + size
+            xs.append(part[start:middle])
+            ys.append(part[middle : middle + ahead])
+        return torch.stack(xs), torch.stack(ys)
+
+    train, _ = windows_of(signal[: VALUES // 5], SIZE, 16)
+    test, _ = windows_of(signal[VALUES // 5 :], SIZE, 16)
+    step = trained_on(train)
+    return lambda number: (step(number), test[0])
+
+
+def of_pairs():
+    signal, pairs = torch.rand(VALUES), []
+    for number in range((VALUES - SIZE) // HOP):
+        start = number * 32
+        pairs.append((signal[start : start + 256], signal[start + 256]))
+    xs, _ = zip(*pairs, strict=True)
+    return trained_on(torch.stack(xs))
+
+
+def of_pairs_beside_a_large_tensor():
+    """By syntax alone: what else is there may hold each value once."""
+    signal, pairs, start = torch.rand(VALUES), [], 0
+    other = torch.rand(VALUES * SIZE // HOP)
+    while start + SIZE <= len(signal):
+        pairs.append((signal[start : start + SIZE].clone(), other[start]))
+        start += 32
+    step = trained_on(torch.stack([window for window, _ in pairs]))
+    return lambda number: (step(number), other[0])
+
+
 def shown_and_copied():
     signal, parts = torch.rand(VALUES), []
     for channel in (signal, -signal):
@@ -71,6 +115,21 @@ def side_by_side_of_an_array():
     series = np.random.default_rng(0).random(VALUES, dtype=np.float32)
     starts = range(0, VALUES, SIZE)
     return trained_on(torch.stack([torch.from_numpy(series[i : i + SIZE]) for i in starts]))
+
+
+def side_by_side_by_number():
+    """Which is no window at every value."""
+    series, size = np.random.default_rng(0).random(VALUES, dtype=np.float32), SIZE
+    numbers = range(len(series) // size)
+    parts = [torch.from_numpy(series[i * size : i * size + size]) for i in numbers]
+    return trained_on(torch.stack(parts))
+
+
+def moving_spectrum():
+    """Each window gives values of its own."""
+    signal = torch.rand(VALUES // 8)
+    spectra = [torch.fft.fft(signal[i : i + SIZE]).abs() for i in range(len(signal) - SIZE)]
+    return trained_on(torch.stack(spectra))
 
 
 def shown():
@@ -116,8 +175,11 @@ def test_a_view_is_named_with_what_it_saves(tmp_path):
     assert found.bytes - VALUES * 4 - 4096 <= first.saves_bytes <= found.bytes
 
 
-@pytest.mark.parametrize("program", [by_a_list, of_an_array])
-def test_windows_that_begin_at_every_value_overlap_whatever_they_are_of(program, tmp_path):
+@pytest.mark.parametrize(
+    "program",
+    [by_a_list, of_an_array, inputs_and_targets, of_pairs, of_pairs_beside_a_large_tensor],
+)
+def test_windows_that_are_longer_than_their_stride_overlap_whatever_they_are_of(program, tmp_path):
     found = findings_of(program, tmp_path / "run.json")[0]
     assert (found.rule, found.minor) == ("copied-windows", False)
 
@@ -137,7 +199,61 @@ def test_a_view_of_windows_that_is_copied_to_stay_is_to_be_kept_as_it_is(
 
 @pytest.mark.parametrize(
     "program",
-    [side_by_side_of_an_array, shown, batches, shown_side_by_side, computed_with],
+    [
+        *(side_by_side_of_an_array, side_by_side_by_number, moving_spectrum),
+        *(shown, batches, shown_side_by_side, computed_with),
+    ],
 )
 def test_nothing_is_said_of_windows_side_by_side_nor_of_a_batch(program, tmp_path):
     assert "copied-windows" not in names(program, tmp_path / "run.json")
+
+
+def test_what_a_function_makes_of_two_parts_is_one_finding(tmp_path):
+    found = findings_of(inputs_and_targets, tmp_path / "run.json")
+    (one,) = [each for each in found if each.rule == "copied-windows"]
+    starts = [VALUES // 5, VALUES // 4 - VALUES // 5]
+    assert one.bytes == sum(n - SIZE - 16 + 1 for n in starts) * SIZE * 4
+
+
+BETWEEN = """import torch
+class Series:
+    def __init__(self, series, history):
+        inputs = []
+        for start in range(len(series) - history):
+            inputs.append(series[start : start + history])
+        self.inputs = torch.stack(inputs)
+"""
+MIB = 1 << 20
+
+
+def between_windows(tmp_path, sizes, line=7):
+    """A recording that begins after the data was made, and a search that found who holds it."""
+    source = tmp_path / "forecast.py"
+    source.write_text(BETWEEN)
+    trace = TraceBuilder(device="cpu").label()
+    for number, size in enumerate(sizes):
+        trace.existing(size, f"data{number}")
+    for step in range(16):
+        trace.label(step=step).alloc(MIB, "batch").free("batch")
+    link = Link(LinkKind.ATTRIBUTE, "inputs", "Series", filename=str(source), line=line)
+    code = BETWEEN.splitlines()[line - 1].strip()
+    holder = Holder(LinkKind.ATTRIBUTE, str(source), line, code, [link])
+    search = Finding(
+        "holders", device="cpu", step=15, stack=EMPTY, bytes=sizes[0], count=1, holders=[holder],
+        details={"reason": "resident", "births": 0},
+    )  # fmt: skip
+    return findings(load(write_run(tmp_path / "run.json", trace.build(), more=(search,))))
+
+
+def test_windows_that_no_window_saw_made_are_told_by_the_line_that_binds_them(tmp_path):
+    (found,) = [one for one in between_windows(tmp_path, [64 * MIB, MIB]) if not one.minor]
+    assert (found.rule, found.bytes, found.site.line) == ("copied-windows", 64 * MIB, 7)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "line"),
+    [pytest.param([64 * MIB] * 2, 7, id="two of a size"), pytest.param([64 * MIB], 4, id="a list")],
+)
+def test_a_line_that_may_have_made_another_tensor_is_not_named(tmp_path, sizes, line):
+    found = between_windows(tmp_path, sizes, line)
+    assert [one.site.line for one in found] == [0] * len(found)

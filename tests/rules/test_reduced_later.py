@@ -8,7 +8,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.rules.recorded import findings_of, names
+from memprof.loading import load
+from memprof.rules.ranked_findings import findings
+from memprof.source_code.entries_read import entry_read
+from memprof.source_code.program import program_of
+from tests.rules.recorded import findings_of, names, record
 
 PASSES, ROWS, CLASSES = 20, 64, 512
 PART = ROWS * CLASSES * 4
@@ -215,3 +219,121 @@ def test_a_loss_is_added_up(tmp_path):
 @pytest.mark.parametrize("program", [in_two_ways, handed_back, the_last_few])
 def test_nothing_is_said_of_what_is_read_otherwise(program, tmp_path):
     assert "reduced-later" not in names(program, tmp_path / "run.json")
+
+
+VOCABULARY = 2048
+
+
+def chosen(logits, tokens):
+    return torch.gather(logits.log_softmax(-1), 2, tokens.unsqueeze(-1)).squeeze(-1)
+
+
+class Rollouts:
+    """Items that are kept until a policy learns from them."""
+
+    def __init__(self):
+        self.items = []
+
+    def add(self, **fields):
+        self.items.append(fields)
+
+    def shuffled(self):
+        return [self.items[i] for i in torch.randperm(len(self.items))]
+
+
+def rollout(ahead):
+    tokens = torch.randint(VOCABULARY, (4, 16))
+    ahead.add(
+        tokens=tokens,
+        logits=torch.rand(4, 16, VOCABULARY),
+        values=torch.rand(4, 16),
+    )
+
+
+def learning_from_the_chosen():
+    """A buffer of rollouts has the logits of the whole vocabulary, and those of tokens are read."""
+    buffer, weight = Rollouts(), torch.zeros(16, requires_grad=True)
+
+    def step(number):
+        rollout(buffer)
+        if number % 12 == 11:
+            for item in buffer.shuffled():
+                tokens = item["tokens"]
+                ratio = chosen(item["logits"], tokens) * weight - item["values"]
+                ratio.mean().backward()
+            buffer.items.clear()
+
+    return step
+
+
+def of_entries(program, path):
+    record(program, path, steps=40)
+    return [one for one in findings(load(path)) if one.rule == "reduced-later"]
+
+
+def test_an_entry_of_which_only_the_chosen_are_read_is_reduced_before_it_is_kept(tmp_path):
+    (found,) = of_entries(learning_from_the_chosen, tmp_path / "run.json")
+    (remedy,) = found.remedies
+    assert remedy.fix == "reduce_predictions"
+    assert "are `logits` of items in a list" in found.title
+    assert found.site.code == "logits=torch.rand(4, 16, VOCABULARY),"
+    assert found.bytes % (4 * 16 * VOCABULARY * 4) == 0
+    assert remedy.saves_bytes > found.bytes / 2
+
+
+def never_emptied():
+    """The list is what is wrong."""
+    buffer = Rollouts()
+
+    def step(number):
+        rollout(buffer)
+        item = buffer.items[-1]
+        return chosen(item["logits"], item["tokens"]).mean().item()
+
+    return step
+
+
+def test_of_a_list_that_is_never_emptied_no_entry_is_named(tmp_path):
+    assert of_entries(never_emptied, tmp_path / "run.json") == []
+
+
+@pytest.mark.parametrize(
+    ("read", "expected"),
+    [
+        ("item['logits'].argmax(-1)", True),
+        ("item['logits'][:, :-1].max(-1).values", True),
+        ("item.get('logits').logsumexp(-1)", True),
+        ("pick(item['logits'], item['tokens'])", True),
+        ("item['logits'].gather(-1, item['tokens'].unsqueeze(-1))", True),
+        ("pick(item['logits'][:, 3:], item['tokens'][:, 3:].long())", True),
+        # what is picked was not known when the item was kept
+        ("pick(item['logits'], policy(item['tokens']))", False),
+        ("pick(item['logits'], chosen)", False),
+        # all of it is read
+        ("item['logits'].softmax(-1)", False),
+        ("(item['logits'] - policy(item['tokens'])).sum(-1)", False),
+        ("F.kl_div(policy(item['tokens']), item['logits'])", False),
+        ("item['logits'].argmax(-1) + item['logits'].softmax(-1)[0]", False),
+        ("other(item['logits'])", False),
+        ("item['logits'].argmax(-1) + save(**item)", False),
+        ("item['logits'].argmax(-1) + collate([item])", False),
+        ("[value for value in item.values()] + [item['logits'].argmax(-1)]", False),
+    ],
+)
+def test_only_an_entry_that_its_item_reduces_is_named(read, expected, tmp_path):
+    path = tmp_path / "rollouts.py"
+    path.write_text(
+        "import torch\n"
+        "def pick(logits, tokens):\n"
+        "    return logits.gather(-1, tokens[..., None])\n"
+        "def collect(buffer, model, tokens):\n"
+        "    buffer.append({'tokens': tokens, 'logits': model(tokens)})\n"
+        "def learn(policy, tokens):\n"
+        "    buffer = []\n"
+        "    chosen = policy(tokens)\n"
+        "    collect(buffer, policy, tokens)\n"
+        "    for item in buffer:\n"
+        f"        {read}\n"
+    )
+    program = program_of(str(path))
+    assert (entry_read(program.at(5), "logits", [program]) is not None) is expected

@@ -11,8 +11,9 @@ from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.program import place_of
 from memprof.source_code.windows_copied import CopiedWindows, copied_windows
+from memprof.trace import EMPTY
 from memprof.units import format_bytes
-from memprof.views.window import Window
+from memprof.views.window import Ints, Window
 
 __all__ = ["RULE"]
 
@@ -33,6 +34,18 @@ class Windows(Match):
     """Share of the bytes that the sequence itself may take, where it is gone by the peak."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stacked:
+    """What a stack made of windows."""
+
+    row: int
+    rows: Ints
+    nbytes: int
+    windows: CopiedWindows
+    of: int
+    """Bytes of the sequence, where that is gone by the peak."""
+
+
 class CopiedWindowsRule(WasteRule[Windows]):
     """`torch.stack([series[i : i + n] for i in range(len(series) - n)])`."""
 
@@ -43,27 +56,22 @@ class CopiedWindowsRule(WasteRule[Windows]):
     def matches(self, window: Window) -> Iterator[Windows]:
         """Tensors at the peak that a statement joins of windows, each value twice and more."""
         mask = window.at_peak & ~window.has_owner
+        by_site: dict[int, list[_Stacked]] = {}
         for stack in np.unique(window.lives.stack[mask]).tolist():
-            rows = np.flatnonzero(mask & (window.lives.stack == stack))
-            row = int(rows[window.lives.size[rows].argmax()])
-            nbytes = int(window.lives.size[rows].sum())
-            place = place_of(window.frame_of(row)) if window.share(nbytes) >= _LEAST_SHARE else None
-            windows = copied_windows(place) if place is not None else None
-            if windows is None:
-                continue
-            of = _sequences(window, row)
-            overlaps = windows.begins_anywhere or not (windows.is_converted or of is None)
-            if not overlaps or 2 * window.lives.size[row] < nbytes:
-                continue  # nothing says that each value is there twice, or no one tensor has it all
-            if windows.is_view and window.freed_in[row] - window.made_in[row] < _LASTING:
-                continue  # a step computes with them
+            stacked = _stacked(window, np.flatnonzero(mask & (window.lives.stack == stack)))
+            if stacked is not None:
+                by_site.setdefault(int(window.site[stacked.row]), []).append(stacked)
+        for calls in by_site.values():  # of a function for training and for tests, one finding
+            calls.sort(key=lambda one: -one.nbytes)
+            rows = np.concatenate([one.rows for one in calls])
+            nbytes = sum(one.nbytes for one in calls)
             yield Windows(
-                row=row,
+                row=calls[0].row,
                 rows=rows,
                 nbytes=nbytes,
                 saving=window.replayed(window.whole(rows)),
-                windows=windows,
-                remains=0.0 if of is None else min(1.0, of / nbytes),
+                windows=calls[0].windows,
+                remains=min(1.0, sum(one.of for one in calls) / nbytes),
             )
 
     def title(self, match: Windows) -> str:
@@ -87,6 +95,25 @@ class CopiedWindowsRule(WasteRule[Windows]):
                 f"for each batch. {format_bytes(match.nbytes)} are copies."
             )
         yield Advice("unfold", why, case.site, remains=match.remains)
+
+
+def _stacked(window: Window, rows: Ints) -> _Stacked | None:
+    """What one stack made, if it is windows that hold each value twice and more."""
+    row = int(rows[window.lives.size[rows].argmax()])
+    is_bare = window.lives.stack[row] == EMPTY
+    rows = rows[rows == row] if is_bare else rows  # without a stack no two are of one line
+    nbytes = int(window.lives.size[rows].sum())
+    place = place_of(window.frame_of(row)) if window.share(nbytes) >= _LEAST_SHARE else None
+    windows = copied_windows(place) if place is not None else None
+    if windows is None:
+        return None
+    of = _sequences(window, row) if not is_bare else None
+    overlaps = windows.is_overlapping or not (windows.is_converted or of is None)
+    if not overlaps or 2 * window.lives.size[row] < nbytes:
+        return None  # nothing says that each value is there twice, or no one tensor has it all
+    if windows.is_view and window.freed_in[row] - window.made_in[row] < _LASTING:
+        return None  # a step computes with them
+    return _Stacked(row, rows, nbytes, windows, 0 if of is None else of)
 
 
 def _sequences(window: Window, row: int) -> int | None:

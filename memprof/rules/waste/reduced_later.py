@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from memprof.records import Holder
+from memprof.reference_chain import Link, LinkKind, way
 from memprof.rules.case import Case
 from memprof.rules.joined_tensors import FEWEST_PARTS, all_joined, joined_at_peak, parts_of
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.entries_read import EntryRead, entry_read
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.source_code.program import place_of
+from memprof.source_code.program import code_of, place_of
 from memprof.source_code.reductions import Reduced, Reduction, reduction_of
+from memprof.trace import EMPTY, Frame
 from memprof.units import format_bytes
 from memprof.views.peak_without import Cuts, Saving
 from memprof.views.window import Ints, Window
 
 __all__ = ["RULE"]
 
+_LEAST_SHARE = 0.1
+"""Of the peak, that entries of items in a list have."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """What lies under one key of dicts in a list, and what is read of it."""
+
+    key: str
+    read: EntryRead
+    stack: int
+    """Where it was made."""
+    held_by: tuple[Hashable, ...]
+    """The way to the list."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReducedLater(Match):
-    """What is read of the joined tensor."""
+    """What is read of the joined tensor, or of an entry of items in a list."""
 
     reduction: Reduction | None = None
+    entries: tuple[Entry, ...] = ()
+    """Empty for a joined tensor."""
     remains: float = 0.0
     """Share of the bytes that the reduced parts take."""
     of_library: bool = False
@@ -63,9 +85,15 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
                 remains=_reduced_bytes(window, row, reduction) / nbytes,
             )
             return
+        match = _of_entries(window)
+        if match is not None:
+            yield match
 
     def title(self, match: ReducedLater) -> str:
         """Say how many there are, and what is read of them."""
+        if match.entries:
+            keys = " and ".join(f"`{one.key}`" for one in match.entries)
+            return f"are {keys} of items in a list, of which only {_texts(match)} read"
         assert match.reduction is not None
         number = len(match.rows) - 1
         parts = f"{number} results and the tensor joined from them" if number else "joined results"
@@ -73,6 +101,14 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
 
     def advice(self, match: ReducedLater, case: Case) -> Iterator[Advice]:
         """Reduce each part before it is kept, or add up what is needed."""
+        if match.entries:
+            first = match.entries[0].read
+            why = (
+                f"{format_bytes(match.nbytes)} wait in a list until {_texts(match)} read, which "
+                "the item alone tells: compute that before it is kept, and keep the result."
+            )
+            yield Advice("reduce_predictions", why, first.place, first.line)
+            return
         assert match.reduction is not None
         read, nbytes = _what_is_read(match.reduction), format_bytes(match.nbytes)
         if match.reduction.along is Reduced.EACH_PART:
@@ -89,6 +125,83 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
         )
         why += ", and keep what each gives by itself." if match.reduction.lines else "."
         yield Advice("running_total", why, case.site, remains=match.remains)
+
+
+def _of_entries(window: Window) -> ReducedLater | None:
+    """What lies under keys of items in one list, of which only reductions are read."""
+    if window.peak.event < 0:
+        return None
+    lives, entries = window.lives, list(_entries(window))
+    if not entries:
+        return None
+    entries = [one for one in entries if one.held_by == entries[0].held_by]
+    made = np.isin(lives.stack, [one.stack for one in entries]) & ~window.has_owner
+    there = np.flatnonzero(made & window.at_peak)
+    nbytes = int(lives.size[there].sum())
+    alike = made & np.isin(lives.size, lives.size[there])
+    is_emptied = bool((lives.free[alike] < window.events).any())  # else the list itself may leak
+    if window.share(nbytes) < _LEAST_SHARE or not is_emptied:
+        return None
+    # What was made between windows has no stack; that it is as large tells that it is the same.
+    unseen = (lives.stack == EMPTY) & (lives.alloc < 0) & np.isin(lives.size, lives.size[there])
+    first, rows = entries[0].read, np.flatnonzero(made | (unseen & ~window.has_owner))
+    before, later = rows[lives.alloc[rows] < 0], rows[lives.alloc[rows] >= 0]
+    cuts = _both(window.whole(before), window.ended_at(later, lives.alloc[later] + 1))
+    function = first.place.function
+    name = function.name if function is not None else "<module>"
+    return ReducedLater(
+        row=window.largest(made & window.at_peak),
+        rows=there,
+        nbytes=nbytes,
+        saving=window.replayed(cuts),
+        entries=tuple(entries),
+        look_at=Frame(name, first.place.program.filename, first.line),
+    )
+
+
+def _entries(window: Window) -> Iterator[Entry]:
+    """Those at the peak whose holder a search found, by the last look at each, largest first."""
+    stacks, counts = np.unique(window.lives.stack[window.at_peak], return_counts=True)
+    number = dict(zip(stacks.tolist(), counts.tolist(), strict=True))
+    last = {one.stack: one for one in window.searches if one.stack != EMPTY}
+    for stack, search in sorted(last.items(), key=lambda pair: -pair[1].bytes):
+        if number.get(stack, 0) < FEWEST_PARTS:
+            continue
+        holder = search.holders[0]
+        key = _key_of(holder)
+        frame = Frame("", holder.filename, holder.line)
+        place = place_of(frame) if key and _is_as_it_was(holder) else None
+        read = entry_read(place, key, window.programs) if place is not None else None
+        if read is not None:
+            yield Entry(key, read, stack, way(_links(holder)[:-1]))
+
+
+def _key_of(holder: Holder) -> str:
+    """The key of a dict in a list that a tensor lies under; empty where it is held otherwise."""
+    links = _links(holder)
+    items = [one.kind == LinkKind.ITEM for one in links[-2:]]
+    if items != [True, True] or [one.type_name for one in links[-2:]] != ["list", "dict"]:
+        return ""
+    try:
+        key = ast.literal_eval(links[-1].name)
+    except (SyntaxError, ValueError):
+        return ""
+    return key if isinstance(key, str) else ""
+
+
+def _links(holder: Holder) -> list[Link]:
+    """Those of its chain, without the tensor that it shows a part of."""
+    return [one for one in holder.links if one.kind != LinkKind.BASE]
+
+
+def _is_as_it_was(holder: Holder) -> bool:
+    """Whether the holder's line has the text that it had in the job."""
+    return code_of(Frame("", holder.filename, holder.line)) == holder.code.strip()
+
+
+def _texts(match: ReducedLater) -> str:
+    texts = list(dict.fromkeys(f"`{text}`" for one in match.entries for text in one.read.texts))
+    return f"{' and '.join(texts)} {'is' if len(texts) == 1 else 'are'}"
 
 
 def _is_of_library(window: Window, row: int) -> bool:
@@ -111,12 +224,15 @@ def _saving(window: Window, results: Ints, parts: Ints) -> Saving:
     of_line &= lives.requested == lives.requested[joined[0]]
     whole = window.whole(np.union1d(joined, np.flatnonzero(of_line)))
     short = window.ended_at(parts, lives.alloc[parts] + 1)
-    cuts = Cuts(
-        np.concatenate([whole.rows, short.rows]),
-        np.concatenate([whole.start, short.start]),
-        np.concatenate([whole.end, short.end]),
+    return window.replayed(_both(whole, short))
+
+
+def _both(some: Cuts, others: Cuts) -> Cuts:
+    return Cuts(
+        np.concatenate([some.rows, others.rows]),
+        np.concatenate([some.start, others.start]),
+        np.concatenate([some.end, others.end]),
     )
-    return window.replayed(cuts)
 
 
 def _reduced_bytes(window: Window, row: int, reduction: Reduction) -> int:
