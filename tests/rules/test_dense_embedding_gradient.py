@@ -44,6 +44,39 @@ def with_a_head():
     return training(nn.Embedding(ROWS, WIDTH), head=ROWS)
 
 
+class Pairs(nn.Module):
+    """Two tables of one size, as word2vec has them: a tenth of the peak each, or so."""
+
+    def __init__(self):
+        super().__init__()
+        self.center, self.context = nn.Embedding(ROWS, WIDTH), nn.Embedding(ROWS, WIDTH)
+
+    def forward(self, center, context):
+        return (self.center(center) * self.context(context)).sum()
+
+
+def pairs():
+    model = Pairs()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(number):
+        optimizer.zero_grad()
+        model(*torch.randint(ROWS, (2, BATCH))).backward()
+        optimizer.step()
+
+    return step
+
+
+def test_gradients_of_several_tables_count_together(tmp_path):
+    (found,) = [
+        one
+        for one in findings_of(pairs, tmp_path / "run.json")
+        if one.rule == "dense-embedding-gradient"
+    ]
+    assert found.bytes == 2 * TABLE
+    assert "2 gradients of embeddings" in found.title
+
+
 def test_the_table_is_told_where_it_is_made(tmp_path):
     (found,) = findings_of(fires, tmp_path / "run.json")
     (first,) = found.remedies

@@ -17,8 +17,9 @@ from memprof.views.window import Window
 __all__ = ["RULE"]
 
 _LEAST_SHARE = 0.15
-"""Of the peak: a language model's table is a small part of it, and mostly tied to its head."""
-_MOST_LOOKED_UP = 0.02
+"""Of the peak, with all such gradients: a language model's table is a small part of it, and mostly
+tied to its head."""
+_MOST_LOOKED_UP = 0.05
 """Of the table's rows, in any step."""
 _LAYER = "/torch/nn/modules/sparse.py"
 
@@ -29,6 +30,8 @@ class DenseGradient(Match):
 
     looked_up: float = 0.0
     """Share of its bytes, in the step that looks up the most."""
+    count: int = 1
+    """Gradients at the peak."""
 
 
 class DenseEmbeddingGradient(WasteRule[DenseGradient]):
@@ -39,7 +42,7 @@ class DenseEmbeddingGradient(WasteRule[DenseGradient]):
     fixes = ("sparse_gradient",)
 
     def matches(self, window: Window) -> Iterator[DenseGradient]:
-        """Each embedding with a large gradient at the peak, by what its calls return."""
+        """All embeddings whose gradients are at the peak together, by what their calls return."""
         if window.peak.event < 0:
             return
         lives = window.lives
@@ -47,33 +50,48 @@ class DenseEmbeddingGradient(WasteRule[DenseGradient]):
         looked_up &= window.phase == Phase.FORWARD
         backward = window.phase == Phase.BACKWARD
         parameters = window.category == Category.PARAMETER
+        sizes: dict[int, int] = {}
         for module in np.unique(window.module[looked_up]).tolist():
-            of_module = window.module == module
-            there = backward & of_module & window.at_peak
-            if not there.any():
+            of_gradients = lives.requested[backward & (window.module == module)]
+            sizes[module] = int(of_gradients.max(initial=0))
+        there: list[int] = []
+        alike: list[int] = []
+        tables: list[int] = []
+        most = 0.0
+        for module, size in sizes.items():
+            of_gradient = backward & (window.module == module) & (lives.requested == size)
+            at_peak = np.flatnonzero(of_gradient & window.at_peak)
+            rows = np.flatnonzero(looked_up & (window.module == module))
+            share = window.most_in_a_step(rows, lives.requested[rows]) / max(1, size)
+            of_size = np.flatnonzero(parameters & (lives.requested == size))
+            # A head, perhaps, whose gradient is dense, is as large.
+            is_tied = len(of_size) > list(sizes.values()).count(size)
+            if not len(at_peak) or share > _MOST_LOOKED_UP or is_tied:
                 continue
-            size = int(lives.requested[there].max())
-            rows = np.flatnonzero(looked_up & of_module)
-            share = window.most_in_a_step(rows, lives.requested[rows]) / size
-            if share > _MOST_LOOKED_UP or window.share(size) < _LEAST_SHARE:
-                continue
-            tables = np.flatnonzero(parameters & (lives.requested == size))
-            if len(tables) > 1:  # tied to a head, perhaps, whose gradient is dense
-                continue
-            alike = backward & of_module & (lives.requested == size)
-            rows = np.flatnonzero(alike & window.at_peak)
-            yield DenseGradient(
-                row=int(tables[0]) if len(tables) and lives.alloc[tables[0]] >= 0 else int(rows[0]),
-                rows=rows,
-                nbytes=int(lives.size[rows].sum()),
-                saving=window.replayed(window.whole(np.flatnonzero(alike))),
-                looked_up=share,
-            )
+            most = max(most, share)
+            there += at_peak.tolist()
+            alike += np.flatnonzero(of_gradient).tolist()
+            tables += of_size[lives.alloc[of_size] >= 0].tolist()
+        rows = np.array(there, dtype=np.int64)
+        nbytes = int(lives.size[rows].sum())
+        if not there or window.share(nbytes) < _LEAST_SHARE:
+            return
+        yield DenseGradient(
+            row=tables[0] if tables else there[0],
+            rows=rows,
+            nbytes=nbytes,
+            saving=window.replayed(window.whole(np.array(alike, dtype=np.int64))),
+            looked_up=most,
+            count=len(there),
+        )
 
     def title(self, match: DenseGradient) -> str:
         """Say how little of the table is looked up."""
         share = format_percent(match.looked_up, 1.0)
-        return f"are the gradient of an embedding, of whose rows a step looks up {share} at most"
+        of = "the gradient of an embedding"
+        if match.count > 1:
+            of = f"{match.count} gradients of embeddings"
+        return f"are {of}, of whose rows a step looks up {share} at most"
 
     def advice(self, match: DenseGradient, case: Case) -> Iterator[Advice]:
         """Have a gradient for the rows that were looked up."""
