@@ -72,6 +72,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "micro_batches": "Take smaller batches and add up their gradients before a step.",
         "smaller_batch": "Take a smaller batch where nothing learns: the results stay the same.",
         "foreach_false": "Let the optimizer go tensor by tensor: `foreach=False`, or `fused=True`.",
+        "history_size": "Have L-BFGS keep a short history: `history_size=10`.",
         "set_to_none": "Drop gradients right after the step: `zero_grad(set_to_none=True)`.",
         "bucket_view": "Keep gradients in the reducer's buckets: `gradient_as_bucket_view=True`.",
         "drop_outputs": "Ask a model for no outputs that nothing reads.",
@@ -93,7 +94,8 @@ FIXES: Mapping[str, str] = MappingProxyType(
 PATCHED = frozenset(
     (
         *("bound_cache", "break_cycle", "bucket_view", "clear_traceback", "clone_view", "del_ref"),
-        *("detach", "disable_autocast_cache", "drop_empty_cache", "foreach_false", "item"),
+        *("detach", "disable_autocast_cache", "drop_empty_cache", "foreach_false"),
+        *("history_size", "item"),
         *("map_location_cpu", "no_grad", "no_retain_graph", "save_for_backward", "set_to_none"),
         "weakref",
     )

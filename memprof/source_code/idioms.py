@@ -6,7 +6,7 @@ Only syntax is looked at; names that mean something are torch's and Python's, ne
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from memprof.source_code.program import (
@@ -102,8 +102,13 @@ class Accumulation:
     value: ast.expr
 
 
-def optimizers_made(programs: Iterable[Program]) -> Iterator[tuple[ast.Call, Place]]:
+def optimizers_made(
+    programs: Iterable[Program], kinds: Collection[str] = ()
+) -> Iterator[tuple[ast.Call, Place]]:
     """Calls that make one of torch's optimizers, whatever a file calls it, with their statements.
+
+    ``kinds`` are the names of their classes; without any, those that work on several tensors at
+    once.
 
     A class of the user's own that is called ``Adam`` is none: what counts is where the name comes
     from.
@@ -111,13 +116,14 @@ def optimizers_made(programs: Iterable[Program]) -> Iterator[tuple[ast.Call, Pla
     for program in programs:
         for call in calls_in(program.tree):
             place = program.at(call.lineno)
-            if place is not None and _is_optimizer(qualified_name(place, call.func)):
+            name = qualified_name(place, call.func) if place is not None else ""
+            if place is not None and _is_optimizer(name, kinds or _OPTIMIZERS):
                 yield call, place
 
 
-def _is_optimizer(name: str) -> bool:
+def _is_optimizer(name: str, kinds: Collection[str]) -> bool:
     """Whether a qualified name, ``torch.optim.adam.Adam``, is one of those optimizers'."""
-    return name.startswith("torch.optim.") and name.rpartition(".")[2] in _OPTIMIZERS
+    return name.startswith("torch.optim.") and name.rpartition(".")[2] in kinds
 
 
 def growing(place: Place | None) -> Filling | None:

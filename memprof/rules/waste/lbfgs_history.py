@@ -1,0 +1,115 @@
+"""lbfgs-history: L-BFGS keeps a hundred pairs of vectors, each as long as all parameters."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.rules.case import Case
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.idioms import keyword, optimizers_made
+from memprof.source_code.patch import diff, with_keyword
+from memprof.trace import SURVIVOR_AGE, Category
+from memprof.units import format_bytes
+from memprof.views.window import Bools, Ints, Window
+
+__all__ = ["RULE"]
+
+_FILE = "/torch/optim/lbfgs.py"
+_CLASS = "LBFGS"
+_ENOUGH = 10
+"""Pairs that are kept after the change, what SciPy's L-BFGS keeps by default."""
+_LEAST_PAIRS = 15
+"""Pairs at the peak: with fewer there is little to gain."""
+_LEAST_SHARE = 0.2
+"""Of the peak."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class History(Match):
+    """Vectors of a history."""
+
+    pairs: int = 0
+    """Pairs at the peak."""
+
+
+class LbfgsHistory(WasteRule[History]):
+    """`torch.optim.LBFGS(model.parameters())`, whose ``history_size`` is 100 by default."""
+
+    name = "lbfgs-history"
+    summary = "L-BFGS keeps a long history of vectors as long as all parameters"
+    fixes = ("history_size",)
+    stands_beside = True
+
+    def matches(self, window: Window) -> Iterator[History]:
+        """Vectors of the optimizer's that outlive their steps, many of them at the peak."""
+        if window.peak.event < 0:
+            return
+        kept = _of_history(window)
+        there = np.flatnonzero(kept & window.at_peak)
+        nbytes = int(window.lives.size[there].sum())
+        if len(there) < 2 * _LEAST_PAIRS or window.share(nbytes) < _LEAST_SHARE:
+            return
+        rows, ends = _beyond(window, np.flatnonzero(kept))
+        yield History(
+            row=int(there[0]),
+            rows=there,
+            nbytes=nbytes,
+            saving=window.replayed(window.ended_at(rows, ends)),
+            pairs=len(there) // 2,
+        )
+
+    def title(self, match: History) -> str:
+        """Say how many there are."""
+        return f"are {match.pairs} pairs of vectors that L-BFGS has kept of its steps"
+
+    def advice(self, match: History, case: Case) -> Iterator[Advice]:
+        """Keep fewer of them."""
+        made = list(optimizers_made(case.programs, (_CLASS,)))
+        call, place = made[0] if len(made) == 1 else (None, case.site)
+        size = keyword(call, "history_size") if call is not None else None
+        is_default = size is None or isinstance(size, ast.Constant)
+        patch = ""
+        if place is not None and call is not None and is_default:
+            patch = diff(place.program, with_keyword(call, "history_size", str(_ENOUGH)))
+        why = (
+            f"{format_bytes(match.nbytes)} are of earlier steps, two vectors of the length of all "
+            f"parameters for each; the default keeps 100 pairs, and {_ENOUGH} are mostly enough."
+        )
+        yield Advice("history_size", why, place, patch=patch)
+
+
+def _of_history(window: Window) -> Bools:
+    """Vectors that the optimizer's own code has made, and that stay for steps."""
+    made_by = np.array(
+        [
+            bool(stack) and stack[0].filename.replace("\\", "/").endswith(_FILE)
+            for stack in map(window.trace.stack, range(len(window.trace.tables.stacks)))
+        ]
+    )
+    stays = window.freed_in - window.made_in >= SURVIVOR_AGE
+    of_history: Bools = (
+        made_by[window.lives.stack] & stays & (window.category == Category.OPTIMIZER_STATE)
+    )
+    return of_history
+
+
+def _beyond(window: Window, rows: Ints) -> tuple[Ints, Ints]:
+    """Those that are there longer than a short history would keep them, and until when it would."""
+    lives = window.lives
+    late: list[int] = []
+    ends: list[int] = []
+    for stack in np.unique(lives.stack[rows]).tolist():
+        of_stack = rows[lives.stack[rows] == stack]
+        in_order = of_stack[np.argsort(lives.alloc[of_stack])]
+        late += in_order[:-_ENOUGH].tolist()
+        ends += lives.alloc[in_order[_ENOUGH:]].tolist()
+    at, until = np.array(late, dtype=np.int64), np.array(ends, dtype=np.int64)
+    longer = lives.free[at] > until
+    return at[longer], until[longer]
+
+
+RULE = LbfgsHistory()
