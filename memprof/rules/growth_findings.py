@@ -87,7 +87,19 @@ def _candidates(run: Run, examination: DeviceExamination) -> list[_Leak]:
             holders[stackless.stack] = (*holders[EMPTY], *own)
     growing_stacks = {group.stack for group in groups}
     groups += [one for one in cyclic_garbage(lives, freed) if one.stack not in growing_stacks]
-    return [_Leak(device, lives, cluster, run.guessed) for cluster in clusters(groups, holders)]
+
+    def call_of(stack: int) -> tuple[Frame, ...]:
+        return _outside_of_modules(lives.tables.stack(stack))
+
+    together = clusters(groups, holders, call_of)
+    return [_Leak(device, lives, cluster, run.guessed) for cluster in together]
+
+
+def _outside_of_modules(stack: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """The program's frames from the one that called a model on; all of them where none was."""
+    frames = [frame for frame in stack if frame_kind(frame.filename) is FrameKind.USER]
+    forward = [at for at, one in enumerate(frames) if one.name.rpartition(".")[2] == "forward"]
+    return tuple(frames[forward[-1] + 1 :] if forward else frames)
 
 
 def _is_mostly_stackless(stackless: StacklessGroup, groups: Sequence[GrowingGroup]) -> bool:
@@ -283,7 +295,30 @@ class _Leak:
             stacks = np.unique(lives.stack[rows[guessed]]).tolist()
             off = [one for one in stacks if without_gradients(self.survival.tables.stack(one))]
             is_forward |= guessed & ~np.isin(lives.stack[rows], off)
+        else:
+            is_forward |= np.isin(rows, self._saved_for_nothing())
         return is_forward
+
+    def _saved_for_nothing(self) -> Ints:
+        """What modules made beside what is held by name, in a run without a backward pass.
+
+        A search found no owner of it, as of what graphs keep: no Python object refers to that.
+        """
+        cluster, lives, tables = self.cluster, self.survival.lives, self.survival.tables
+        nothing = np.zeros(0, dtype=np.int64)
+        if not any(one.is_named for one in cluster.holders) or not cluster.unowned:
+            return nothing
+        rows = np.concatenate([group.rows for group in cluster.unowned])
+        by_modules = [
+            label.phase == Phase.FORWARD and bool(label.module) for label in tables.labels
+        ]
+        rows = rows[
+            np.array(by_modules)[lives.label[rows]] & (lives.category[rows] == Category.UNKNOWN)
+        ]
+        stacks = np.unique(lives.stack[rows]).tolist()
+        off = [one for one in stacks if without_gradients(tables.stack(one))]
+        saved: Ints = rows[~np.isin(lives.stack[rows], off)]
+        return saved
 
     def _evidence(self, rows: Ints) -> Evidence:
         lives = self.survival.lives
