@@ -17,7 +17,7 @@ from memprof.chain_description import keeper
 from memprof.records import GuessedSteps, Holder, Site
 from memprof.reference_chain import LinkKind
 from memprof.rules.between_windows import StacklessGroup, stackless_group, with_stackless
-from memprof.rules.containers import is_kept_short
+from memprof.rules.containers import is_kept_short, is_of_key
 from memprof.rules.counted_later import came_and_went
 from memprof.rules.cyclic_garbage import cyclic_garbage, freed_by_collector
 from memprof.rules.finding import Evidence, Growth, Kind, RuleFinding, Series
@@ -52,8 +52,8 @@ _BOUNDED_CONFIDENCE = 0.2
 _FEW_MODELS = 6
 """Times that a model was kept: five folds, or an ensemble of five, end there."""
 _BOUNDED_WHOLES = 0.5
-"""The same where each item keeps the graph that made it, or the large storage that it is a small
-view of: that was hardly meant to be kept."""
+"""The same where each item keeps the graph that made it, the large storage that it is a small view
+of, or the object whose method is memoized: that was hardly meant to be kept."""
 
 
 def leaks(examination: Examination) -> tuple[RuleFinding, ...]:
@@ -131,7 +131,9 @@ class _Leak:
     @property
     def fills_a_container(self) -> bool:
         """Whether what holds it can hold so much and no more, and keeps nothing besides."""
-        return self._is_bounded() and not (self._is_of_graphs() or self._is_of_small_views())
+        return self._is_bounded() and not (
+            self._is_of_graphs() or self._is_of_small_views() or self._is_of_keys()
+        )
 
     def _is_bounded(self) -> bool:
         return any(is_kept_short(one) for one in self.cluster.holders[:1])
@@ -145,6 +147,13 @@ class _Leak:
         size = self.survival.lives.size[rows]
         saved = self.survival.lives.category[rows] == Category.ACTIVATION
         return bool(2 * size[saved].sum() > size.sum())
+
+    def _is_of_keys(self) -> bool:
+        """Whether a memoized method's keys have it, as part of the objects that it is called on.
+
+        The bound is one of results, of which each object has many.
+        """
+        return any(is_of_key(one.links) for one in self.cluster.holders[:1])
 
     def _is_of_small_views(self) -> bool:
         """Whether the items of a container are small views of most of it."""
