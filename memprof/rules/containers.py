@@ -41,6 +41,7 @@ __all__ = [
     "has_fixed_keys",
     "is_cache",
     "is_kept_short",
+    "is_of_key",
     "places_in",
     "taken_at",
 ]
@@ -127,6 +128,17 @@ def filled_registry(case: Case) -> FilledContainer | None:
                     return filled
                 by_name = by_name or filled  # by a subclass, or a variable
     return by_name
+
+
+def is_of_key(links: Sequence[Link]) -> bool:
+    """Whether a memoized method's key has the object that it was called on, and that the rest."""
+    kinds = [link.kind for link in links]
+    at = kinds.index(LinkKind.LRU_CACHE) if LinkKind.LRU_CACHE in kinds else len(links)
+    if len(links) <= at + 2 or links[at + 1].kind is not LinkKind.ITEM:
+        return False
+    owner = links[at].name.rpartition(".")[0].rpartition(".")[2]
+    is_first = links[at + 1].name == "0" and links[at + 1].type_name == "tuple"
+    return is_first and bool(owner) and links[at + 2].type_name == owner
 
 
 def is_kept_short(holder: Holder) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -18,6 +18,8 @@ from memprof.source_code.frame_kind import FrameKind, frame_kind
 __all__ = ["Cluster", "clusters", "held_by"]
 
 _SAME_STEPS = 0.8
+_NEARLY_SAME_STEPS = 0.6
+"""The same for what one call made: where several threads call it, a step has now one, now two."""
 _OF_MODELS = frozenset({LinkKind.PARAMETER, LinkKind.BUFFER, LinkKind.OPTIMIZER_STATE})
 _OF_OPTIMIZERS = frozenset({LinkKind.OPTIMIZER_STATE})
 _ATTRIBUTES = frozenset({LinkKind.ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE})
@@ -30,6 +32,8 @@ class Cluster:
     groups: list[GrowingGroup] = field(default_factory=list)
     holders: list[Holder] = field(default_factory=list)
     """Those of each group, in the order of the groups."""
+    unowned: list[GrowingGroup] = field(default_factory=list)
+    """Groups of which a search has found no owner."""
     _itself: float = 0.0
     """Bytes a step of the groups that are held without a graph in between."""
 
@@ -47,6 +51,8 @@ class Cluster:
         """Put a group to the others, with its holders; the first is the shortest way of holding."""
         self.groups.append(group)
         self.holders += holders
+        if holders and not holders[0].is_named:
+            self.unowned.append(group)
         if any(one.is_named and not one.through_graph for one in holders[:1]):
             with_name = [one for one in holders if one.is_named]
             direct = sum(not one.through_graph for one in with_name)
@@ -121,12 +127,15 @@ def _container(holder: Holder) -> tuple[str, int]:
 
 
 def clusters(
-    groups: Sequence[GrowingGroup], holders: Mapping[int, Sequence[Holder]]
+    groups: Sequence[GrowingGroup],
+    holders: Mapping[int, Sequence[Holder]],
+    call_of: Callable[[int], tuple[Hashable, ...]] = lambda _: (),
 ) -> list[Cluster]:
     """Growing groups by what holds them, the fastest growing first.
 
-    ``holders`` are those of each stack. A group that nothing is known to hold joins one that grows
-    in the same steps, where there is one.
+    ``holders`` are those of each stack, and ``call_of`` says which call of the program's made what
+    has a stack. A group that nothing is known to hold joins one that grows in the same steps, where
+    there is one.
     """
     by_key: dict[tuple[Hashable, ...], Cluster] = {}
     nameless: list[GrowingGroup] = []
@@ -138,7 +147,7 @@ def clusters(
         by_key.setdefault(holder_key(stack_holders[0]), Cluster()).add(group, stack_holders)
     result = list(by_key.values())
     for group in nameless:
-        same = _with_same_steps(result, group)
+        same = _with_same_steps(result, group, call_of)
         if same is None:
             same = Cluster()
             result.append(same)
@@ -146,12 +155,19 @@ def clusters(
     return sorted(result, key=lambda cluster: -cluster.per_step)
 
 
-def _with_same_steps(earlier_clusters: Sequence[Cluster], group: GrowingGroup) -> Cluster | None:
+def _with_same_steps(
+    earlier_clusters: Sequence[Cluster],
+    group: GrowingGroup,
+    call_of: Callable[[int], tuple[Hashable, ...]],
+) -> Cluster | None:
     """A cluster that grows in the same steps, as a graph's tensors do with what holds it."""
     best: tuple[float, Cluster] | None = None
+    call = call_of(group.stack)
     for cluster in earlier_clusters:
         share = max(_shared(cluster.groups[0], group), _in_turn(cluster.groups[0], group))
-        if share >= _SAME_STEPS and (best is None or share > best[0]):
+        by_one_call = call and call_of(cluster.groups[0].stack) == call
+        least = _NEARLY_SAME_STEPS if by_one_call else _SAME_STEPS
+        if share >= least and (best is None or share > best[0]):
             best = share, cluster
     return best[1] if best else None
 

@@ -17,7 +17,7 @@ from memprof.chain_description import keeper
 from memprof.records import GuessedSteps, Holder, Site
 from memprof.reference_chain import LinkKind
 from memprof.rules.between_windows import StacklessGroup, stackless_group, with_stackless
-from memprof.rules.containers import is_kept_short
+from memprof.rules.containers import is_kept_short, is_of_key
 from memprof.rules.counted_later import came_and_went
 from memprof.rules.cyclic_garbage import cyclic_garbage, freed_by_collector
 from memprof.rules.finding import Evidence, Growth, Kind, RuleFinding, Series
@@ -52,8 +52,8 @@ _BOUNDED_CONFIDENCE = 0.2
 _FEW_MODELS = 6
 """Times that a model was kept: five folds, or an ensemble of five, end there."""
 _BOUNDED_WHOLES = 0.5
-"""The same where each item keeps the graph that made it, or the large storage that it is a small
-view of: that was hardly meant to be kept."""
+"""The same where each item keeps the graph that made it, the large storage that it is a small view
+of, or the object whose method is memoized: that was hardly meant to be kept."""
 
 
 def leaks(examination: Examination) -> tuple[RuleFinding, ...]:
@@ -87,7 +87,19 @@ def _candidates(run: Run, examination: DeviceExamination) -> list[_Leak]:
             holders[stackless.stack] = (*holders[EMPTY], *own)
     growing_stacks = {group.stack for group in groups}
     groups += [one for one in cyclic_garbage(lives, freed) if one.stack not in growing_stacks]
-    return [_Leak(device, lives, cluster, run.guessed) for cluster in clusters(groups, holders)]
+
+    def call_of(stack: int) -> tuple[Frame, ...]:
+        return _outside_of_modules(lives.tables.stack(stack))
+
+    together = clusters(groups, holders, call_of)
+    return [_Leak(device, lives, cluster, run.guessed) for cluster in together]
+
+
+def _outside_of_modules(stack: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """The program's frames from the one that called a model on; all of them where none was."""
+    frames = [frame for frame in stack if frame_kind(frame.filename) is FrameKind.USER]
+    forward = [at for at, one in enumerate(frames) if one.name.rpartition(".")[2] == "forward"]
+    return tuple(frames[forward[-1] + 1 :] if forward else frames)
 
 
 def _is_mostly_stackless(stackless: StacklessGroup, groups: Sequence[GrowingGroup]) -> bool:
@@ -119,7 +131,9 @@ class _Leak:
     @property
     def fills_a_container(self) -> bool:
         """Whether what holds it can hold so much and no more, and keeps nothing besides."""
-        return self._is_bounded() and not (self._is_of_graphs() or self._is_of_small_views())
+        return self._is_bounded() and not (
+            self._is_of_graphs() or self._is_of_small_views() or self._is_of_keys()
+        )
 
     def _is_bounded(self) -> bool:
         return any(is_kept_short(one) for one in self.cluster.holders[:1])
@@ -133,6 +147,13 @@ class _Leak:
         size = self.survival.lives.size[rows]
         saved = self.survival.lives.category[rows] == Category.ACTIVATION
         return bool(2 * size[saved].sum() > size.sum())
+
+    def _is_of_keys(self) -> bool:
+        """Whether a memoized method's keys have it, as part of the objects that it is called on.
+
+        The bound is one of results, of which each object has many.
+        """
+        return any(is_of_key(one.links) for one in self.cluster.holders[:1])
 
     def _is_of_small_views(self) -> bool:
         """Whether the items of a container are small views of most of it."""
@@ -283,7 +304,30 @@ class _Leak:
             stacks = np.unique(lives.stack[rows[guessed]]).tolist()
             off = [one for one in stacks if without_gradients(self.survival.tables.stack(one))]
             is_forward |= guessed & ~np.isin(lives.stack[rows], off)
+        else:
+            is_forward |= np.isin(rows, self._saved_for_nothing())
         return is_forward
+
+    def _saved_for_nothing(self) -> Ints:
+        """What modules made beside what is held by name, in a run without a backward pass.
+
+        A search found no owner of it, as of what graphs keep: no Python object refers to that.
+        """
+        cluster, lives, tables = self.cluster, self.survival.lives, self.survival.tables
+        nothing = np.zeros(0, dtype=np.int64)
+        if not any(one.is_named for one in cluster.holders) or not cluster.unowned:
+            return nothing
+        rows = np.concatenate([group.rows for group in cluster.unowned])
+        by_modules = [
+            label.phase == Phase.FORWARD and bool(label.module) for label in tables.labels
+        ]
+        rows = rows[
+            np.array(by_modules)[lives.label[rows]] & (lives.category[rows] == Category.UNKNOWN)
+        ]
+        stacks = np.unique(lives.stack[rows]).tolist()
+        off = [one for one in stacks if without_gradients(tables.stack(one))]
+        saved: Ints = rows[~np.isin(lives.stack[rows], off)]
+        return saved
 
     def _evidence(self, rows: Ints) -> Evidence:
         lives = self.survival.lives

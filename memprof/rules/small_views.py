@@ -76,7 +76,9 @@ def small_view(case: Case) -> PartOfStorage | None:
 
     Where a graph keeps far more than that storage, a clone is no remedy: it has the graph, too.
     """
-    by_graph = any(holder.through_graph for holder in case.finding.holders)
+    by_graph = any(holder.through_graph for holder in case.finding.holders) or (
+        case.graph and not case.direct
+    )
     for holder in case.finding.holders:
         if _is_of_librarys_hook(holder):
             continue

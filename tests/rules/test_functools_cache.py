@@ -65,3 +65,45 @@ def test_the_cache_of_a_method_keeps_its_objects(tmp_path):
     assert (found.rule, first.fix, first.patch) == ("functools-cache", "clear_container", "")
     assert found.bytes_per_step >= WIDTH * WIDTH * 4
     assert "keys hold `self`" in first.why
+
+
+class Day:
+    """One day's table, of which rows are asked for again and again."""
+
+    def __init__(self, rows):
+        self.table = torch.zeros(rows, WIDTH)
+
+    @functools.lru_cache(maxsize=4096)  # noqa: B019 - the mistake that is meant
+    def row(self, number):
+        return self.table[number].clone()
+
+
+class Asked:
+    def __init__(self, days):
+        self.days, self.day = days, Day(WIDTH)
+
+    def step(self, number):
+        if number % self.days == 0:
+            self.day = Day(WIDTH)
+        self.day.row(number % WIDTH)
+
+
+def a_table_for_each_day():
+    return Asked(days=3).step
+
+
+def one_table():
+    return Asked(days=1 << 20).step
+
+
+def test_a_bound_of_results_is_none_of_the_objects_that_keys_keep(tmp_path):
+    found = findings_of_fork(a_table_for_each_day, tmp_path / "run.json")[0]
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("functools-cache", "clear_container")
+    assert first.code.startswith("@functools.lru_cache(maxsize=4096)")
+    assert "keys hold `self`" in first.why
+
+
+def test_results_of_one_object_fill_the_cache_up_to_its_bound(tmp_path):
+    found = findings_of_fork(one_table, tmp_path / "run.json")
+    assert not any(one.bytes_per_step for one in found if not one.minor)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 
 from memprof.records import Finding, Holder
 from memprof.reference_chain import Link, LinkKind
-from memprof.rules.group_by_holder import held_by
+from memprof.rules.group_by_holder import clusters, held_by
+from memprof.rules.growing_groups import GrowingGroup
 
 THREAD = Link(LinkKind.THREAD, "MainThread", "thread")
 SERVICE = Link(LinkKind.LOCAL, "service", "main", "/serve.py", 9)
@@ -122,3 +124,18 @@ def test_an_optimizer_that_has_the_newest_alone_is_not_what_keeps_the_others():
     )
     (holder,) = held_by([both], "cpu")[1]
     assert holder.links == others.holders[0].links
+
+
+def growing(stack, places):
+    return GrowingGroup(stack, np.arange(0), np.array(places), 1000.0, 0.9, 1)
+
+
+@pytest.mark.parametrize(("calls", "number"), [((7, 7), 1), ((7, 8), 2), ((), 2)])
+def test_what_nothing_holds_joins_what_the_same_call_made_in_most_of_its_steps(calls, number):
+    """Where several threads call a model, a step of one may end in the middle of another's."""
+    groups = [growing(1, range(30)), growing(2, range(0, 30, 3)), growing(3, range(21))]
+    holders = {1: look(30, THREAD, SERVICE, *stored("answers", 80)).holders}
+    made = clusters(groups[::2], holders, {1: calls[:1], 3: calls[1:]}.__getitem__)
+    assert len(made) == number
+    rarely = clusters(groups[:2], holders, lambda _: (7,))
+    assert len(rarely) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -98,3 +99,51 @@ def test_hooks_that_outlive_their_object_are_removed_by_its_own_method(tmp_path)
 def test_one_hook_that_stores_the_last_output_is_no_growth(tmp_path):
     found = findings_of(one_extractor, tmp_path / "run.json", steps=40)
     assert not any(one.bytes_per_step for one in found)
+
+
+class Activations:
+    """Its hook gives what a layer returns to its list."""
+
+    def __init__(self, layer):
+        self.outputs = []
+        self.handle = layer.register_forward_hook(self.take)
+
+    def take(self, module, inputs, output):
+        self.outputs.append(output.detach().clone())
+
+    def close(self):
+        self.handle.remove()
+
+
+def one_collector():
+    layer = nn.Linear(WIDTH, WIDTH)
+    Activations(layer)
+    return lambda number: layer(torch.ones(WIDTH, WIDTH))
+
+
+def collectors(every):
+    def program():
+        layer = nn.Linear(WIDTH, WIDTH)
+
+        def step(number):
+            if number % every == 0:
+                Activations(layer)
+            layer(torch.ones(WIDTH, WIDTH))
+
+        return step
+
+    return program
+
+
+def test_what_one_hook_fills_is_emptied_where_it_fills_it(tmp_path):
+    (found,) = findings_of(one_collector, tmp_path / "run.json", steps=40)
+    first, second, *_ = found.remedies
+    assert (found.rule, first.fix, second.fix) == ("hook", "clear_container", "remove_hook")
+    assert first.code == "self.outputs.append(output.detach().clone())"
+    assert "only grows: a hook gives to it in every pass" in first.why
+
+
+@pytest.mark.parametrize("every", [1, 20])
+def test_hooks_that_become_more_are_removed_whatever_they_fill(every, tmp_path):
+    found = findings_of(collectors(every), tmp_path / "run.json", steps=40)[0]
+    assert (found.rule, found.remedies[0].fix) == ("hook", "remove_hook")

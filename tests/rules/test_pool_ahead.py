@@ -1,11 +1,15 @@
-"""pool-ahead: a pool of threads runs ahead of what takes its results, and all of them wait."""
+"""pool-ahead: a pool's results wait to be taken, or the items of its work to be worked on."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Semaphore
 
+import pytest
 import torch
 
+from memprof.rules.waste import pool_ahead
+from memprof.source_code.program import program_of
 from tests.rules.recorded import findings_of, names
 
 ITEMS, SIZE = 24, 65_536
@@ -60,6 +64,64 @@ def few_ahead():
         return waiting.pop(0).result().sum().item()
 
     return step
+
+
+def shards():
+    for number in range(ITEMS):
+        yield made(number)
+
+
+def summed(shard):
+    return shard.sum().item()
+
+
+def handed_over(items):
+    """All work is handed in by the first step; each lets go of an item when it was worked on."""
+
+    def program():
+        gate, sums = Semaphore(0), []
+
+        def worked_on(item):
+            gate.acquire()
+            return summed(item if isinstance(item, torch.Tensor) else made(item))
+
+        pool = ThreadPoolExecutor(max_workers=1)
+
+        def step(number):
+            if number == 0:
+                sums.append(pool.map(worked_on, items()))
+            gate.release()
+            next(sums[0])
+
+        return step
+
+    return program
+
+
+def test_items_that_map_takes_from_a_generator_are_told_at_its_line(tmp_path):
+    (found, *_) = findings_of(handed_over(shards), tmp_path / "run.json", ITEMS)
+    assert (found.rule, found.minor) == ("pool-ahead", False)
+    (remedy,) = found.remedies
+    assert (remedy.fix, remedy.code) == (
+        "bound_queue",
+        "sums.append(pool.map(worked_on, items()))",
+    )
+    assert "`map` goes through its generator before the first result" in remedy.why
+    assert remedy.saves_bytes > 0.6 * found.bytes
+
+
+def test_numbers_are_handed_over_and_few_tensors_are_there(tmp_path):
+    by_number = handed_over(lambda: range(ITEMS))
+    found = findings_of(by_number, tmp_path / "run.json", ITEMS)
+    assert "pool-ahead" not in [one.rule for one in found]
+
+
+@pytest.mark.parametrize(("workers", "fewest"), [("4", 8), ("16", 32), ("number", 32), ("", 32)])
+def test_there_are_more_items_than_workers(workers, fewest, tmp_path):
+    """Each worker has an item, and so many are needed."""
+    file = tmp_path / "train.py"
+    file.write_text(f"pool = ThreadPoolExecutor({workers})\n")
+    assert pool_ahead.fewest_items([program_of(str(file))]) == fewest
 
 
 def test_results_that_wait_are_told_at_the_line_that_hands_all_in(tmp_path):

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import collections
 import heapq
+from dataclasses import replace
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from tests.rules.recorded import findings_of
+from memprof.loading import load
+from memprof.records import Holder
+from memprof.reference_chain import Link, LinkKind, Unowned
+from memprof.rules.ranked_findings import findings
+from memprof.trace import Category
+from tests.rules.recorded import findings_of, record
 
 WIDTH = 64
 
@@ -259,3 +266,73 @@ def test_a_view_that_a_librarys_hook_took_is_not_the_programs_to_clone(tmp_path)
     every = [one for one in findings_of(pruned, tmp_path / "run.json") if one.bytes_per_step]
     fixes = [remedy.fix for remedy in every[0].remedies]
     assert (every[0].rule, "clone_view" in fixes) == ("collected-models", False)
+
+
+class Served(nn.Module):
+    """A model whose answers are kept, a row of each."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, 8 * WIDTH), nn.Linear(8 * WIDTH, WIDTH)
+
+    def forward(self, batch):
+        return self.last(torch.relu(self.first(batch)))
+
+
+def answers():
+    """Gradients are off in the thread that asks, and on in the one that answers."""
+    model, results = Served(), {}
+
+    def step(number):
+        probs = torch.softmax(model(torch.ones(32, WIDTH)), dim=-1)
+        for row in range(2):
+            results[number, row] = probs[row]
+
+    return step
+
+
+def answers_without_graphs():
+    model, results = Served(), {}
+
+    @torch.no_grad()
+    def step(number):
+        hidden = torch.relu(model.first(torch.ones(32, WIDTH)))
+        probs = torch.softmax(model.last(hidden), dim=-1)
+        results[number, 0] = probs[0]
+
+    return step
+
+
+def cut_off(run):
+    """The same run, whose searches had no time for graphs, as where other threads use them."""
+    unowned = Link(LinkKind.UNKNOWN, unowned=Unowned(cut_off=True))
+    nobody = [Holder(LinkKind.UNKNOWN, links=[unowned])]
+    looks = [
+        msgspec.structs.replace(one, holders=list(direct) or nobody)
+        for one in run.findings
+        for direct in [[holder for holder in one.holders if not holder.through_graph]]
+    ]
+    (cpu,) = run.devices
+    windows = [replace(trace, events=_without_activations(trace)) for trace in cpu.windows]
+    return replace(run, findings=tuple(looks), devices=(replace(cpu, windows=tuple(windows)),))
+
+
+def _without_activations(trace):
+    category = trace.events.category.copy()
+    category[category == Category.ACTIVATION] = Category.UNKNOWN
+    return replace(trace.events, category=category)
+
+
+def test_a_view_is_not_to_blame_where_no_search_came_to_its_graph(tmp_path):
+    record(answers, tmp_path / "run.json")
+    (found, *others) = findings(cut_off(load(tmp_path / "run.json")))
+    assert [one for one in others if one.bytes_per_step] == []
+    assert "a view that shows 256 of 8192 bytes" in found.title
+    assert (found.rule, found.remedies[0].fix) == ("kept-graph", "detach")
+    assert "+            results[number, row] = probs[row].detach()" in found.remedies[0].patch
+
+
+def test_a_view_without_a_graph_is_cloned_whatever_else_the_search_did_not_come_to(tmp_path):
+    record(answers_without_graphs, tmp_path / "run.json")
+    (found,) = findings(cut_off(load(tmp_path / "run.json")))
+    assert (found.rule, found.remedies[0].fix) == ("small-view", "clone_view")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
+from memprof.reference_chain import Link, LinkKind
+from tests.rules.bench import Bench
 from tests.rules.recorded import findings_of
 
 WIDTH = 64
@@ -114,3 +117,63 @@ def test_a_method_that_must_be_given_something_is_not_to_be_called(tmp_path):
     (found,) = findings_of(called_back, tmp_path / "run.json")
     assert found.rule == "growing-container"
     assert found.remedies[0].fix == "clear_container"
+
+
+DISTANCE = """\
+from metrics import Metric
+
+
+class Distance(Metric):
+    def __init__(self):
+        super().__init__()
+        self.add_state("real", default=[])
+
+    def update(self, real):
+        self.real.append(real)
+
+    def compute(self):
+        return join(self.real).mean()
+
+
+class Module:
+    def __init__(self):
+        self.distance = Distance()
+
+    def validate(self, batch):
+        self.distance.update(batch)
+
+    def on_epoch_end(self):
+        value = self.distance.compute()
+        self.history.append(value.item())
+"""
+OWN_STATE = DISTANCE.replace('self.add_state("real", default=[])', "self.real = []")
+OWN_RESET = DISTANCE + "        self.distance.reset()\n"
+OF_ALL = DISTANCE + "        for metric in self.metrics:\n            metric.reset()\n"
+OF_OTHERS = DISTANCE + "        self.sampler.reset()\n"
+ANOTHER = DISTANCE.replace(
+    "    def compute", "    def reset(self):\n        self.count = 0\n\n    def compute"
+)
+
+
+def advised(folder, text):
+    bench = Bench(folder).write(text)
+    links = (
+        Link(LinkKind.LOCAL, "module", "main"),
+        Link(LinkKind.MODULE_ATTRIBUTE, "distance.real", "Module", releases=("reset",)),
+        Link(LinkKind.ITEM, "29", "list", length=61),
+    )
+    holder = bench.holder("self.real.append(real)", *links)
+    return bench.advise("self.distance.update(batch)", holder)[0]
+
+
+@pytest.mark.parametrize("text", [DISTANCE, OF_OTHERS])
+def test_a_state_of_a_librarys_class_is_reset_where_it_is_computed(text, tmp_path):
+    first = advised(tmp_path, text)
+    assert (first.rule, first.fix) == ("unreset-metric", "reset_metric")
+    assert first.code == "value = self.distance.compute()"
+    assert "`reset()` would empty it" in first.why
+
+
+@pytest.mark.parametrize("text", [OWN_STATE, OWN_RESET, OF_ALL, ANOTHER])
+def test_what_the_library_does_not_know_of_or_is_reset_is_emptied_otherwise(text, tmp_path):
+    assert advised(tmp_path, text).fix == "clear_container"

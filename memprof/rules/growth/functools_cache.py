@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from memprof.records import Holder
 from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case, says
+from memprof.rules.containers import is_of_key
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import memoizer
 from memprof.source_code.patch import diff, replaced
@@ -55,7 +56,7 @@ class FunctoolsCache(GrowthRule[FunctionCache]):
         """Give it a largest size, or empty it."""
         keys = ", and its keys hold `self`" if cause.is_method else ""
         line = cause.decorator.lineno if cause.decorator is not None else 0
-        if cause.is_method and case.of_model:
+        if cause.is_method and (case.of_model or is_of_key(cause.holder.links)):
             yield Advice(
                 "clear_container",
                 "The cache's keys hold `self`, so it keeps every object that the method was called "

@@ -6,12 +6,20 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memprof.reference_chain import CYCLES, LinkKind
+from memprof.reference_chain import CYCLES, LinkKind, largest_container
 from memprof.rules.case import Case
+from memprof.rules.containers import FilledContainer
 from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.source_code.idioms import growing, last_name
 from memprof.source_code.program import FUNCTIONS, Place, calls_in, loaded_names, own_calls
 
 __all__ = ["RULE"]
+
+_MOSTLY = 0.5
+"""Of the bytes, that are there without a graph: else it is to be cut off."""
+_FASTER = 1.5
+"""Times of what came in the first half of the steps that comes in the second where hooks become
+more, each of which fills what it has."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,6 +34,8 @@ class RegisteredHook(Cause):
     """On what it is called, as written."""
     closes_over_owner: bool
     """The hook's function reads the very thing that it is registered on."""
+    filled: FilledContainer | None = None
+    """What one hook, in every pass, gives what grows."""
 
 
 class Hook(GrowthRule[RegisteredHook]):
@@ -33,7 +43,7 @@ class Hook(GrowthRule[RegisteredHook]):
 
     name = "hook"
     summary = "a hook keeps what its function closes over"
-    fixes = ("break_cycle", "remove_hook")
+    fixes = ("break_cycle", "clear_container", "remove_hook")
     precedes = ("kept-graph",)
 
     def match(self, case: Case) -> RegisteredHook | None:
@@ -45,11 +55,12 @@ class Hook(GrowthRule[RegisteredHook]):
             if isinstance(call.func, ast.Attribute) and "hook" in call.func.attr:
                 owner = ast.unparse(call.func.value)
                 closed = owner in _closed_over(place, call)
-                return RegisteredHook(place, call, call.func.attr, owner, closed)
+                filled = _filled_by_one(case)
+                return RegisteredHook(place, call, call.func.attr, owner, closed, filled)
         return None
 
     def advice(self, cause: RegisteredHook, case: Case) -> Iterator[Advice]:
-        """Break the cycle through it, or remove it."""
+        """Break the cycle through it, empty what it fills, or remove it."""
         owner, in_cycle = cause.owner, bool(case.links & CYCLES)
         if cause.closes_over_owner and in_cycle:
             yield Advice(
@@ -57,6 +68,13 @@ class Hook(GrowthRule[RegisteredHook]):
                 f"The hook of `{owner}` uses `{owner}` itself, and C++ owns the hook, where "
                 "no collector looks: compute what it needs beforehand, detached.",
                 cause.place,
+            )
+        if cause.filled is not None:
+            yield Advice(
+                "clear_container",
+                f"{cause.filled}: a hook gives to it in every pass. Empty it when it has been "
+                "used, or keep a number of each.",
+                cause.filled.place,
             )
         closing = _closing(cause.place)
         if closing is not None:
@@ -76,6 +94,51 @@ class Hook(GrowthRule[RegisteredHook]):
             f"lives, and {why}: keep the handle and call `remove()`.",
             cause.place,
         )
+
+
+def _filled_by_one(case: Case) -> FilledContainer | None:
+    """The container that a hook fills with what grows, where there is one hook.
+
+    A search has seen that it grows, it has most of the tensors, and as many come as before. Where
+    hooks become more, each has its own, or all of them fill one ever faster.
+    """
+    for holder in case.finding.holders if case.kept_itself > _MOSTLY else ():
+        kinds = [link.kind for link in holder.links]
+        at = largest_container(holder.links)
+        if LinkKind.HOOK not in kinds or at is None or at < kinds.index(LinkKind.HOOK) + 2:
+            continue
+        container, name = holder.links[at], last_name(holder.links[at - 1].name)
+        tensors = len(case.finding.evidence.allocs)
+        if not container.grows or 2 * container.length < tensors or _becomes_faster(case):
+            continue
+        place = _filling_place(case, name)
+        filling = growing(place)
+        if place is not None and filling is not None:
+            return FilledContainer(holder, place, filling)
+    return None
+
+
+def _filling_place(case: Case, name: str) -> Place | None:
+    """The statement of a function that fills what has that name."""
+    for program in case.programs:
+        for node in ast.walk(program.tree):
+            place = program.place(node) if isinstance(node, (ast.Expr, ast.Assign)) else None
+            filling = growing(place)
+            if place is None or filling is None or last_name(filling.container) != name:
+                continue
+            if place.function is not None and place.function.name != "__init__":
+                return place
+    return None
+
+
+def _becomes_faster(case: Case) -> bool:
+    """Whether far more comes in the second half of the steps than in the first."""
+    series = case.finding.series
+    if series is None or len(series.bytes) < 2:
+        return False
+    begin, end = int(series.bytes[0]), int(series.bytes[-1])
+    middle = int(series.bytes[len(series.bytes) // 2])
+    return end - middle > _FASTER * (middle - begin)
 
 
 def _closing(place: Place) -> str | None:

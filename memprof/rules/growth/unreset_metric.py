@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from memprof.reference_chain import largest_container
 from memprof.rules.case import Case
 from memprof.rules.containers import FilledContainer, filled_container
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import emptied_by, last_name
+from memprof.source_code.opposite_methods import opposite, parents_of
+from memprof.source_code.program import FUNCTIONS, Place, Program, calls_in
 
 __all__ = ["RULE"]
 
@@ -19,6 +23,8 @@ class FilledMetric(Cause):
 
     container: FilledContainer
     method: str
+    computing: Place | None = None
+    """Where the program has the object compute something of what it collected."""
 
 
 class UnresetMetric(GrowthRule[FilledMetric]):
@@ -30,21 +36,105 @@ class UnresetMetric(GrowthRule[FilledMetric]):
     yields_to = ("unbounded-dict", "kept-graph", "registered-callback")
 
     def match(self, case: Case) -> FilledMetric | None:
-        """A container whose class has a method that empties it."""
+        """A container whose class has a method that empties it, or inherits one of a library."""
         container = filled_container(case)
         if container is None:
             return None
-        method = emptied_by(container.place, last_name(container.filling.container))
-        return FilledMetric(container, method.name) if method is not None else None
+        own = emptied_by(container.place, last_name(container.filling.container))
+        method = own.name if own is not None else _inherited(container, case)
+        return FilledMetric(container, method, _computing(container, case)) if method else None
 
     def advice(self, cause: FilledMetric, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the container says all
-        """Call it."""
+        """Call it, where there is something computed of it."""
         yield Advice(
             "reset_metric",
             f"{cause.container}: `{cause.method}()` would empty it; call it when an epoch has been "
             "computed.",
-            cause.container.place,
+            cause.computing or cause.container.place,
         )
+
+
+def _inherited(container: FilledContainer, case: Case) -> str:
+    """The opposite of the method that fills the container, where a library's class has it.
+
+    That empties what the class has told the library of: ``self.add_state("values", default=[])``.
+    Empty where there is none, or the program calls it.
+    """
+    place, name = container.place, last_name(container.filling.container)
+    at = largest_container(container.holder.links)
+    if not at or place.class_ is None or place.function is None:
+        return ""
+    release = opposite(place.function.name, container.holder.links[at - 1].releases)
+    classes = list(parents_of(place.program, place.class_.name).values())
+    methods = [node for one in classes for node in one.body if isinstance(node, FUNCTIONS)]
+    if not release or release in {method.name for method in methods}:
+        return ""
+    is_state = any(_declares(method, name) for method in methods if method.name == "__init__")
+    return release if is_state and not _is_called(release, container, case) else ""
+
+
+def _declares(method: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
+    """Whether a method hands over the name of an attribute, and does not set it itself."""
+    nodes = list(ast.walk(method))
+    own = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    return name not in own and any(
+        isinstance(node, ast.Constant) and node.value == name for node in nodes
+    )
+
+
+def _is_called(method: str, container: FilledContainer, case: Case) -> bool:
+    """Whether the program calls the method of the object, of what has it, or of any variable."""
+    names = {part for link in container.holder.links for part in link.name.split(".")}
+    return any(
+        isinstance(receiver, ast.Name) or last_name(ast.unparse(receiver)) in names
+        for _, receiver, call in _method_calls(case)
+        if call.attr == method and ast.unparse(receiver) not in ("self", "cls")
+    )
+
+
+def _computing(container: FilledContainer, case: Case) -> Place | None:
+    """The call, by the object's name, of a method that reads what was collected."""
+    place, name = container.place, last_name(container.filling.container)
+    at = largest_container(container.holder.links)
+    if not at or place.class_ is None:
+        return None
+    links = container.holder.links[:at]
+    parts = [part for link in links for part in link.name.split(".") if part]
+    if len(parts) < 2 or parts[-1] != name:
+        return None
+    reading = {
+        node.name
+        for node in place.class_.body
+        if isinstance(node, FUNCTIONS) and node is not place.function and _reads(node, name)
+    }
+    for program, receiver, call in _method_calls(case):
+        if call.attr in reading and last_name(ast.unparse(receiver)) == parts[-2]:
+            return program.place(call)
+    return None
+
+
+def _reads(method: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
+    """Whether a method hands an attribute of its object on, or goes through it."""
+    taken = {
+        id(node.func.value)
+        for node in ast.walk(method)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
+    return any(
+        isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Load)
+        and ast.unparse(node) == f"self.{name}"
+        and id(node) not in taken
+        for node in ast.walk(method)
+    )
+
+
+def _method_calls(case: Case) -> Iterator[tuple[Program, ast.expr, ast.Attribute]]:
+    """The calls of methods in the program's own files: in which, on what, and the method."""
+    for program in case.programs:
+        for call in calls_in(program.tree):
+            if isinstance(call.func, ast.Attribute):
+                yield program, call.func.value, call.func
 
 
 RULE = UnresetMetric()

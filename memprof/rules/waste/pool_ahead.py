@@ -1,24 +1,33 @@
-"""pool-ahead: a pool of threads runs ahead of what takes its results, and all of them wait."""
+"""pool-ahead: a pool's results wait to be taken, or the items of its work to be worked on."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.idioms import keyword
 from memprof.source_code.program import Place, Program, bound_names, called_name, calls_in
 from memprof.source_code.scopes import nodes_around
+from memprof.trace import Frame
 from memprof.units import format_bytes
 from memprof.views.peak_without import Cuts, Saving
 from memprof.views.window import Bools, Ints, Window
 
-__all__ = ["RULE"]
+__all__ = ["RULE", "fewest_items"]
 
 _POOL = "ThreadPoolExecutor"
 _WORKERS = "concurrent/futures/thread.py"
+_MAP = ("Executor.map", "concurrent/futures/_base.py")
+"""The function that goes through all items of its work before it returns."""
+_TAKING = "result_iterator"
+"""A function in it, which runs when a result is taken."""
+_MOST_WORKERS = 32
+"""Of a pool for which nothing else is said: ``min(32, cpu_count + 4)``."""
 _LEAST_SHARE = 0.2
 """Of the peak."""
 _FEWEST = 8
@@ -30,37 +39,45 @@ _AHEAD = 4
 _COLLECTING = frozenset(("dict", "list", "set", "sorted", "tuple"))
 
 
-class PoolAhead(WasteRule[Match]):
+@dataclass(frozen=True, slots=True, eq=False)
+class Waiting(Match):
+    """What waits: results, or the items of the work."""
+
+    are_items: bool = False
+    """The call that hands in the work made them, going through a generator."""
+
+
+class PoolAhead(WasteRule[Waiting]):
     """`for batch in pool.map(load, files):` beside a model that is slower than the disk."""
 
     name = "pool-ahead"
-    summary = "a pool of threads runs ahead, and its results wait"
+    summary = "a pool's results, or the items of its work, wait"
     fixes = ("bound_queue",)
 
-    def matches(self, window: Window) -> Iterator[Match]:
-        """Tensors that threads of a pool made long before they go, one after the other."""
-        made = _made_by_pool(window)
-        rows = np.flatnonzero(made & window.at_peak)
-        nbytes = int(window.lives.size[rows].sum())
-        if len(rows) < _FEWEST or window.share(nbytes) < _LEAST_SHARE:
-            return
-        if len(np.unique(window.freed_in[rows])) < _FEWEST_STEPS:
-            return
-        if not _handed_in(window.programs):
-            return
-        yield Match(
-            row=int(rows[np.argmax(window.lives.size[rows])]),
-            rows=rows,
-            nbytes=nbytes,
-            saving=_with_few_ahead(window, np.flatnonzero(made)),
-        )
+    def matches(self, window: Window) -> Iterator[Waiting]:
+        """Tensors that a pool's threads, or `map`, made long before they go, one by one."""
+        if _handed_in(window.programs):
+            yield from _waiting(window, _is_of_worker, _FEWEST, are_items=False)
+        least = fewest_items(window.programs)
+        yield from _waiting(window, _is_of_map, least, are_items=True)
 
-    def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same
+    def title(self, match: Waiting) -> str:
         """Say whose they are."""
+        if match.are_items:
+            return "are items that a pool's `map` took from their generator all at once"
         return "are results of a pool of threads that wait to be taken"
 
-    def advice(self, match: Match, case: Case) -> Iterator[Advice]:
+    def advice(self, match: Waiting, case: Case) -> Iterator[Advice]:
         """Hand in a few at a time."""
+        if match.are_items:
+            why = (
+                f"`map` goes through its generator before the first result: {len(match.rows)} "
+                f"tensors ({format_bytes(match.nbytes)}) wait for a worker. Hand over what is "
+                "small, such as their numbers or names, and load them within the function. Or "
+                "submit a few ahead (from Python 3.14 on `map(…, buffersize=…)`)."
+            )
+            yield Advice("bound_queue", why, _place_of_map(case) or case.site)
+            return
         places = _handed_in(case.programs)
         why = (
             f"All work is handed to the pool at once, and its threads run ahead: {len(match.rows)} "
@@ -70,18 +87,67 @@ class PoolAhead(WasteRule[Match]):
         yield Advice("bound_queue", why, places[0] if len(places) == 1 else case.site)
 
 
-def _made_by_pool(window: Window) -> Bools:
-    """Per lifetime: whether a thread of a pool made it."""
+def _waiting(
+    window: Window, is_maker: Callable[[Frame], bool], fewest: int, *, are_items: bool
+) -> Iterator[Waiting]:
+    """Tensors of the peak that a frame of that kind made, if they go one after the other."""
+    made = _made_by(window, is_maker)
+    rows = np.flatnonzero(made & window.at_peak)
+    nbytes = int(window.lives.size[rows].sum())
+    if len(rows) < fewest or window.share(nbytes) < _LEAST_SHARE:
+        return
+    if len(np.unique(window.freed_in[rows])) < _FEWEST_STEPS:
+        return
+    yield Waiting(
+        row=int(rows[np.argmax(window.lives.size[rows])]),
+        rows=rows,
+        nbytes=nbytes,
+        saving=_with_few_ahead(window, np.flatnonzero(made)),
+        are_items=are_items,
+    )
+
+
+def _made_by(window: Window, is_maker: Callable[[Frame], bool]) -> Bools:
+    """Per lifetime: whether such a frame is in its stack."""
     stacks, which = np.unique(window.lives.stack, return_inverse=True)
-    of_pool = [
-        any(
-            frame.filename.replace("\\", "/").endswith(_WORKERS)
-            for frame in window.trace.stack(row)
-        )
-        for row in stacks.tolist()
-    ]
-    made: Bools = np.array(of_pool, dtype=np.bool_)[which.reshape(-1)]
+    by_stack = [any(map(is_maker, window.trace.stack(row))) for row in stacks.tolist()]
+    made: Bools = np.array(by_stack, dtype=np.bool_)[which.reshape(-1)]
     return made
+
+
+def _is_of_worker(frame: Frame) -> bool:
+    """Whether a thread of a pool runs here."""
+    return frame.filename.replace("\\", "/").endswith(_WORKERS)
+
+
+def _is_of_map(frame: Frame) -> bool:
+    """Whether a pool's `map` goes through its items here."""
+    function, path = _MAP
+    is_library = frame.filename.replace("\\", "/").endswith(path)
+    return is_library and frame.name.startswith(function) and not frame.name.endswith(_TAKING)
+
+
+def _place_of_map(case: Case) -> Place | None:
+    """The program's statement that calls `map`."""
+    stack = case.finding.stack
+    last = max((at for at, frame in enumerate(stack) if _is_of_map(frame)), default=len(stack))
+    places = (case.place_at(frame.filename, frame.line) for frame in stack[last + 1 :])
+    return next((place for place in places if place is not None), None)
+
+
+def fewest_items(programs: Iterable[Program]) -> int:
+    """More items than are worked on at a time in any pool of the program, and as many again."""
+    calls = [call for one in programs for call in calls_in(one.tree) if _makes_pool(call)]
+    sizes = [
+        keyword(call, "max_workers") or (call.args[0] if call.args else None) for call in calls
+    ]
+    numbers = [
+        2 * one.value
+        if isinstance(one, ast.Constant) and isinstance(one.value, int)
+        else _MOST_WORKERS
+        for one in sizes
+    ]
+    return max(_FEWEST, *numbers) if numbers else _MOST_WORKERS
 
 
 def _with_few_ahead(window: Window, rows: Ints) -> Saving:
