@@ -323,6 +323,22 @@ class Zeroing:
         loss.backward()
         self.opt.step()
 """,
+    "history_size/lbfgs-history": """\
+class Fitting:
+    def __init__(self):
+        self.net = torch.nn.Linear(64, 64)
+        self.opt = torch.optim.LBFGS(self.net.parameters(), lr=0.5, max_iter=4)
+        self.x, self.y = torch.randn(32, 64), torch.randn(32, 64)
+
+    def closure(self):
+        self.opt.zero_grad()
+        loss = (self.net(self.x) - self.y).square().mean()
+        loss.backward()
+        return loss
+
+    def step(self):
+        self.opt.step(self.closure)
+""",
     "foreach_false/optimizer-temporaries": """\
 class Foreach:
     def __init__(self):
