@@ -157,3 +157,33 @@ def test_gradients_that_data_is_left_with_are_no_models(tmp_path):
     first = found.remedies[0]
     assert (first.fix, first.code) == ("set_to_none", "model(picture).sum().backward()")
     assert "`.grad` of every tensor in `pictures`" in first.why
+
+
+class Maps:
+    """Of all maps of all steps the mean is shown."""
+
+    def __init__(self):
+        self.maps = []
+
+    def add(self, one):
+        self.maps.append(one)
+
+    def mean(self):
+        return torch.stack(self.maps).mean(dim=0)
+
+
+def averaged():
+    store = Maps()
+
+    def step(number):
+        store.add(torch.zeros(WIDTH, WIDTH))
+
+    return step
+
+
+def test_what_only_a_mean_is_read_of_is_added_up_as_it_comes(tmp_path):
+    (found,) = findings_of(averaged, tmp_path / "run.json")
+    first, second, *_ = found.remedies
+    assert (first.fix, first.code) == ("running_total", "self.maps.append(one)")
+    assert "`torch.stack(self.maps).mean(dim=0)` is read" in first.why
+    assert second.fix == "clear_container"

@@ -18,6 +18,8 @@ from memprof.rules.containers import (
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.rules.source_facts import handed_over
 from memprof.source_code.program import Place, Program, called_name, calls_in
+from memprof.source_code.reduced_containers import reduction_of_all
+from memprof.source_code.reductions import Reduced
 from memprof.source_code.verbs import FILLING
 
 __all__ = ["RULE"]
@@ -42,7 +44,10 @@ class GrowingContainer(GrowthRule[GrownContainer]):
 
     name = "growing-container"
     summary = "a container is filled in every step and never emptied"
-    fixes = ("own_container", "clear_container", "cpu_offload", "set_to_none")
+    fixes = (
+        *("own_container", "running_total", "reduce_predictions", "clear_container"),
+        *("cpu_offload", "set_to_none"),
+    )
     yields_to = (*EVERY_OTHER, "no-backward", "reference-cycle")
 
     def match(self, case: Case) -> GrownContainer | None:
@@ -73,6 +78,7 @@ class GrowingContainer(GrowthRule[GrownContainer]):
                 "None, and make it in the function.",
                 cause.container.place,
             )
+        yield from _as_it_comes(cause, case, why)
         how_released = _release_text(cause, case.programs)
         yield Advice("clear_container", f"{why}: {how_released}.", cause.container.place)
         if case.of_model:
@@ -84,6 +90,23 @@ class GrowingContainer(GrowthRule[GrownContainer]):
             # Where most of the bytes are the graph's, or a number would do, others know better.
             otherwise=case.scalar or case.kept_itself <= _MOSTLY,
         )
+
+
+def _as_it_comes(cause: GrownContainer, case: Case, why: str) -> Iterator[Advice]:
+    """Where nothing but reductions are read of all that it has: reduce it as it comes."""
+    place = cause.container.place
+    reduction = reduction_of_all(place, cause.container.filling.container, case.everywhere)
+    if reduction is None:
+        return
+    read = " and ".join(f"`{text}`" for text in reduction.texts)
+    read += " is read" if len(reduction.texts) == 1 else " are read"
+    only = f"{why}, and of it only {read}"
+    if reduction.along is Reduced.EACH_PART:
+        how = f"{only}, which each item gives by itself: take that before it is kept."
+        yield Advice("reduce_predictions", how, place)
+        return
+    how = f"{only}: add up what that needs as items come (their sum and number)."
+    yield Advice("running_total", how, place)
 
 
 def _release_text(cause: GrownContainer, programs: Sequence[Program]) -> str:

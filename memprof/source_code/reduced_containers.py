@@ -1,0 +1,115 @@
+"""Containers of which a program reads nothing but reductions over what they have collected."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from memprof.source_code.program import Place, Program, called_name
+from memprof.source_code.reductions import Reduction, reduction_of
+from memprof.source_code.scopes import nodes_around, reads_of
+from memprof.source_code.verbs import FILLING, JOINING
+
+__all__ = ["reduction_of_all"]
+
+_HANDING = frozenset(("items", "values"))
+_OF_LENGTH = frozenset(("bool", "len"))
+_MAKING = frozenset(("setdefault", "clear"))
+"""Methods that take nothing out to be read; what ``setdefault`` returns is filled."""
+
+
+def reduction_of_all(place: Place, name: str, programs: Sequence[Program]) -> Reduction | None:
+    """How a container is reduced that a statement fills; None where it is read in other ways.
+
+    ``torch.stack(self.maps).mean(0)`` is all that a program does with the list ``self.maps``; of a
+    dict of lists the same is done in a loop over its values. Whatever has its name anywhere in the
+    file may be the container; of an attribute in any file.
+    """
+    reductions: list[Reduction] = []
+    for read, around, program in _reads(place, name, programs):
+        if _fills(read, around) or _is_measured(around):
+            continue
+        reduction = _reduction(read, around, program)
+        if reduction is None:
+            return None
+        reductions.append(reduction)
+    return reductions[0] if len(reductions) == 1 else None
+
+
+def _reads(
+    place: Place, name: str, programs: Sequence[Program]
+) -> Iterator[tuple[ast.expr, list[ast.AST], Program]]:
+    """Every read of what has that name, the nodes around it, and its file."""
+    if "." not in name:
+        for read, around in reads_of(place.scope, name):
+            yield read, around, place.program
+        return
+    last = name.rpartition(".")[2]
+    files = {id(one.tree): one for one in (place.program, *programs)}
+    for program in files.values():
+        for node in ast.walk(program.tree):
+            if isinstance(node, ast.Attribute) and node.attr == last:
+                where = program.at(node.lineno)
+                is_read = isinstance(node.ctx, ast.Load)
+                if where is not None and is_read:
+                    yield node, nodes_around(where.statement, node), program
+
+
+def _fills(read: ast.expr, around: list[ast.AST]) -> bool:
+    """Whether a read is for putting something in: ``x.append(…)``, ``x[k] = …``."""
+    parent = around[-1] if around else None
+    if isinstance(parent, ast.Subscript) and parent.value is read:
+        return isinstance(parent.ctx, (ast.Store, ast.Del)) or _fills(parent, around[:-1])
+    if not isinstance(parent, ast.Attribute) or parent.value is not read:
+        return False
+    call = around[-2] if len(around) > 1 else None
+    if not isinstance(call, ast.Call) or call.func is not parent:
+        return False
+    if parent.attr == "setdefault":
+        return _fills(call, around[:-2])
+    return parent.attr in FILLING or parent.attr in _MAKING
+
+
+def _is_measured(around: list[ast.AST]) -> bool:
+    """Whether only the length is asked for."""
+    parent = around[-1] if around else None
+    return called_name(parent) in _OF_LENGTH if isinstance(parent, ast.Call) else False
+
+
+def _reduction(read: ast.expr, around: list[ast.AST], program: Program) -> Reduction | None:
+    """How the statement of a read, or of the loop over what it holds, reduces what is joined."""
+    parents = [*around]
+    if (
+        len(parents) > 1
+        and isinstance(parents[-1], ast.Attribute)
+        and parents[-1].attr in _HANDING
+        and isinstance(parents[-2], ast.Call)
+    ):
+        read, parents = parents[-2], parents[:-2]
+    parent = parents[-1] if parents else None
+    if isinstance(parent, (ast.For, ast.AsyncFor)) and parent.iter is read:
+        return _in_loop(parent, program)
+    joined = parent
+    if not isinstance(joined, ast.Call) or called_name(joined) not in JOINING:
+        return None
+    where = program.at(joined.lineno)
+    return reduction_of(where) if where is not None else None
+
+
+def _in_loop(loop: ast.For | ast.AsyncFor, program: Program) -> Reduction | None:
+    """How each part is reduced that a loop goes through; its only use."""
+    target = loop.target.elts[-1] if isinstance(loop.target, ast.Tuple) else loop.target
+    if not isinstance(target, ast.Name):
+        return None
+    where = program.at(loop.body[0].lineno)
+    if where is None:
+        return None
+    loads = [
+        (load, nodes)
+        for load, nodes in reads_of(where.scope, target.id)
+        if loop.lineno <= load.lineno <= (loop.end_lineno or loop.lineno)
+    ]
+    reductions = [
+        _reduction(load, nodes, program) for load, nodes in loads if not _is_measured(nodes)
+    ]
+    return reductions[0] if len(reductions) == 1 else None

@@ -1,0 +1,73 @@
+"""Containers of which a program reads nothing but reductions."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from memprof.source_code.program import program_of
+from memprof.source_code.reduced_containers import reduction_of_all
+from memprof.source_code.reductions import Reduced
+
+OF_LIST = """\
+class Store:
+    def __init__(self):
+        self.maps = []
+
+    def add(self, one):
+        self.maps.append(one)
+
+    def read(self):
+        {read}
+"""
+OF_DICT = """\
+class Store:
+    def __init__(self):
+        self.maps = {{}}
+
+    def add(self, place, one):
+        self.maps.setdefault(place, []).append(one)
+
+    def read(self):
+        for maps in self.maps.values():
+            {read}
+"""
+
+
+def reduction(tmp_path, text):
+    path = tmp_path / "store.py"
+    path.write_text(textwrap.dedent(text))
+    program = program_of(str(path))
+    line = next(n for n, one in enumerate(program.lines, 1) if "append" in one)
+    return reduction_of_all(program.at(line), "self.maps", [program])
+
+
+@pytest.mark.parametrize(
+    ("read", "along"),
+    [
+        ("return torch.stack(self.maps).mean(dim=0)", Reduced.OVER_PARTS),
+        ("return torch.cat(self.maps).argmax(dim=1)", Reduced.EACH_PART),
+        ("return torch.stack(self.maps).sum() / len(self.maps)", Reduced.OVER_PARTS),
+        ("return torch.stack(self.maps)", None),
+        ("return self.maps[-1]", None),
+        ("return torch.stack(self.maps).mean(0), self.maps", None),
+        ("return list(map(show, self.maps))", None),
+    ],
+)
+def test_a_list(read, along, tmp_path):
+    found = reduction(tmp_path, OF_LIST.format(read=read))
+    assert (found.along if found is not None else None) is along
+
+
+@pytest.mark.parametrize(
+    ("read", "along"),
+    [
+        ("total = total + torch.stack(maps).mean(dim=0)", Reduced.OVER_PARTS),
+        ("show(maps[0], torch.stack(maps).mean(dim=0))", None),
+        ("best = maps", None),
+    ],
+)
+def test_a_dict_of_lists(read, along, tmp_path):
+    found = reduction(tmp_path, OF_DICT.format(read=read))
+    assert (found.along if found is not None else None) is along
