@@ -35,6 +35,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "reduce_predictions": "Keep of each batch's predictions what the metric needs.",
         "running_total": "Add up what is needed as results come, and keep none of them.",
         "reset_metric": "Call the metric's `reset()` after `compute()`.",
+        "thresholds": "Have a curve of torchmetrics count between `thresholds`.",
         "break_cycle": "Break the reference cycle, so that counting references frees it.",
         "save_for_backward": "Keep tensors with `ctx.save_for_backward`, not as attributes of ctx.",
         "remove_hook": "Remove the hook by its handle when it has done its work.",

@@ -11,8 +11,9 @@ from memprof.reference_chain import LinkKind, is_field, largest_container
 from memprof.rules.case import Case
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.source_code.idioms import growing, last_name
-from memprof.source_code.program import Place, bound_names, calls_in
+from memprof.source_code.idioms import growing, keyword, last_name
+from memprof.source_code.program import Place, bound_names, called_name, calls_in
+from memprof.source_code.scopes import qualified_name
 
 __all__ = ["RULE"]
 
@@ -22,6 +23,14 @@ _ATTRIBUTES = frozenset({LinkKind.ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE})
 
 _MOSTLY = 0.5
 """Share of the bytes from which cutting off the graph is not the remedy."""
+_OF_CURVES = frozenset(("preds", "target"))
+"""Lists in which a curve of torchmetrics' keeps all that it is given."""
+_CURVES = (
+    *("AUROC", "AveragePrecision", "LogAUC", "PrecisionAtFixedRecall", "PrecisionRecallCurve"),
+    *("ROC", "RecallAtFixedPrecision", "SensitivityAtSpecificity", "SpecificityAtSensitivity"),
+)
+"""Ends of the names of torchmetrics' classes that take ``thresholds`` (torchmetrics 1.x)."""
+_THRESHOLDS = 200
 _MOST_RELEASES = 2
 """Of more methods it is not known which of them empties the container."""
 
@@ -56,7 +65,7 @@ class CollectingObject(GrowthRule[Collector]):
 
     name = "collecting-object"
     summary = "a library's object collects what it is called with"
-    fixes = ("detach", "clear_container", "del_ref")
+    fixes = ("detach", "thresholds", "clear_container", "del_ref")
     yields_to = EVERY_OTHER
 
     def match(self, case: Case) -> Collector | None:
@@ -97,6 +106,7 @@ class CollectingObject(GrowthRule[Collector]):
                 cause.place,
             )
         elif cause.releases and not cause.is_in_stack:
+            yield from _binned(cause, case)
             yield Advice(
                 "clear_container",
                 f"`{cause.receiver or cause.owner}` collects in its `{cause.container}` "
@@ -134,6 +144,29 @@ class CollectingObject(GrowthRule[Collector]):
                 cause.place,
                 otherwise=True,
             )
+
+
+def _binned(cause: Collector, case: Case) -> Iterator[Advice]:
+    """A curve of torchmetrics' keeps all that it is given, unless it counts between thresholds."""
+    if cause.container.rpartition(".")[2] not in _OF_CURVES:
+        return
+    for program in case.programs:
+        for call in calls_in(program.tree):
+            place = program.at(call.lineno)
+            name = qualified_name(place, call.func) if place is not None else ""
+            is_curve = name.startswith("torchmetrics.") and name.endswith(_CURVES)
+            if place is None or not is_curve or keyword(call, "thresholds") is not None:
+                continue
+            yield Advice(
+                "thresholds",
+                f"`{called_name(call)}` keeps every value that it is given, {cause.length} "
+                f"batches by now: with `thresholds={_THRESHOLDS}` it counts between so many, and "
+                "keeps none.",
+                place,
+                call.lineno,
+                typed=f"{called_name(call)}(…, thresholds={_THRESHOLDS})",
+            )
+            return
 
 
 def _releases(cause: Collector) -> str:
