@@ -39,6 +39,8 @@ _LATE = 1 / 3
 """Of the steps, at the end: what was given in them goes on."""
 _NEARLY_THROUGHOUT = 0.9
 """Of the steps: a loop that took fewer may have prepared what the later ones work with."""
+_OF_TRAINING = 0.75
+"""The same where training is over: each batch of a last evaluation counts as a step."""
 _LEAST_BIRTHS = 4
 _LEAST_TAKEN = 4
 """Tensors of a group that were freed again: then what gives to a container also takes from it."""
@@ -245,14 +247,14 @@ def _rise_to_loops_end(
     """The same up to the end of the loop that makes them, or of training, where little follows."""
     last = int(survival.lives.allocated_in[rows].max())
     end = last + SURVIVOR_AGE + 1
-    if end >= len(count) or last < least_share * len(count):
+    is_trained = training_is_over(survival, last)
+    if end >= len(count) or last < min(least_share, _OF_TRAINING if is_trained else 1) * len(count):
         return None
     growth = rise(count[:end], amount[:end], first=WARM_UP + SURVIVOR_AGE - 1)
     if growth is None:
         return None
     stack = _most(survival.lives.stack[rows])
-    is_over = training_is_over(survival, last) or loop_is_over(survival, stack, last)
-    return growth if is_over else None
+    return growth if is_trained or loop_is_over(survival, stack, last) else None
 
 
 def _ever_the_same(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | None:
