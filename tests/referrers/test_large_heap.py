@@ -85,18 +85,12 @@ def test_a_graph_is_walked_where_the_modules_of_libraries_take_all_of_the_time(
 ):
     """A function's variable ends the graph that holds what is looked for."""
     deadline = Deadline(60.0)
-    sweep = search.Search._sweep_roots
 
-    def cut(self, roots):
-        if roots == ["libraries"]:
-            deadline.passed = True
-        else:
-            sweep(self, roots)
+    def without_time(*, user):
+        deadline.passed |= not user
+        return module_roots(user=True) if user else []
 
-    monkeypatch.setattr(search.Search, "_sweep_roots", cut)
-    monkeypatch.setattr(
-        search, "module_roots", lambda *, user: module_roots(user=True) if user else ["libraries"]
-    )
+    monkeypatch.setattr(search, "module_roots", without_time)
     hidden = (torch.ones(4, requires_grad=True) * 2).tanh()
     key = hidden.untyped_storage()._cdata
     state = hidden.sum()
