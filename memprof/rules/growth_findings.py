@@ -122,7 +122,9 @@ class _Leak:
         return self._is_bounded() and not (self._is_of_graphs() or self._is_of_small_views())
 
     def _is_bounded(self) -> bool:
-        return any(is_kept_short(one) for one in self.cluster.holders[:1])
+        """Whether there can be so many and no more; an item may become larger."""
+        is_short = any(is_kept_short(one) for one in self.cluster.holders[:1])
+        return is_short and not self._is_replaced()
 
     def _is_of_graphs(self) -> bool:
         """Whether most of it is what graphs save: each may go on to those that fell out."""
