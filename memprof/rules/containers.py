@@ -20,7 +20,7 @@ from memprof.reference_chain import (
 )
 from memprof.rules.case import Case
 from memprof.source_code.idioms import Filling, checks_for_key, filling, growing, last_name
-from memprof.source_code.length_guards import is_kept_to_length
+from memprof.source_code.length_guards import is_kept_to_length, replaces_items
 from memprof.source_code.program import (
     FUNCTIONS,
     Place,
@@ -144,7 +144,8 @@ def is_of_key(links: Sequence[Link]) -> bool:
 def is_kept_short(holder: Holder) -> bool:
     """Whether the largest container of a chain is bounded, or what fills it takes by its length.
 
-    Not where it had more items than that would leave it.
+    Not where it had more items than that would leave it. A list of which items are only replaced is
+    as long as it was made.
     """
     if is_bounded(holder.links):
         return True
@@ -158,8 +159,18 @@ def is_kept_short(holder: Holder) -> bool:
     if place is None or growth is None or place.program.code(holder.line).strip() != holder.code:
         return False
     name = last_name(holder.links[container - 1].name) if container else ""
-    length = holder.links[container].length
+    length, grew = holder.links[container].length, holder.links[container].grows
+    if _is_list_of_items(holder, container) and replaces_items(place, name, length, grew=grew):
+        return True
     return last_name(growth.container) == name and is_kept_to_length(place, length)
+
+
+def _is_list_of_items(holder: Holder, container: int) -> bool:
+    """Whether a container is a list, and no container in it can grow."""
+    link = holder.links[container]
+    inner = [one for one in holder.links[container + 1 :] if one.kind == LinkKind.ITEM]
+    is_fixed = all(one.type_name == "tuple" or is_field(one) for one in inner)
+    return link.type_name == "list" and is_fixed
 
 
 def is_cache(container: FilledContainer) -> bool:

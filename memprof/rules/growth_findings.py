@@ -136,7 +136,9 @@ class _Leak:
         )
 
     def _is_bounded(self) -> bool:
-        return any(is_kept_short(one) for one in self.cluster.holders[:1])
+        """Whether there can be so many and no more; an item may become larger."""
+        is_short = any(is_kept_short(one) for one in self.cluster.holders[:1])
+        return is_short and not self._is_replaced()
 
     def _is_of_graphs(self) -> bool:
         """Whether most of it is what graphs save: each may go on to those that fell out."""

@@ -20,8 +20,12 @@ _OWN = re.compile(
     r"/memprof/(?:(?:record|dry_run|sources|referrers|cpython|testing|holding)/(?:\w+/)*\w+"
     r"|launch|tracker|autostart|sampler)\.py$|/memprof_cli/"
 )
-_WRITTEN = re.compile(r"/torch_geometric\.[\w.]+\.py$")
-"""What PyG writes for each layer into a temporary folder (``torch_geometric/template.py``)."""
+_WRITTEN = re.compile(
+    r"/torch_geometric\.[\w.]+\.py$"
+    r"|/(?:[^/]*[Tt][Ee]?[Mm][Pp][^/]*|T)/[\w.]+_(?:propagate|edge_updater)_[a-z0-9_]{8}\.py$"
+)
+"""What PyG writes for each layer, the user's too, into a temporary folder
+(``torch_geometric/template.py``): module, class and method, and what `tempfile` adds to a name."""
 _NATIVE_FILE = re.compile(r"\.(?:cpp|cc|cxx|c|cu|cuh|h|hpp|inc|S|o|so[.\d]*)$")
 _HIDDEN = ("<frozen ", "<__array_function__")
 _MOST_ENTRIES = 10_000

@@ -6,7 +6,7 @@ import ast
 import sys
 from collections.abc import Iterator
 
-from memprof.source_code.idioms import growing
+from memprof.source_code.idioms import filling, growing, last_name
 from memprof.source_code.program import (
     FUNCTIONS,
     Place,
@@ -15,9 +15,10 @@ from memprof.source_code.program import (
     called_name,
     calls_in,
 )
+from memprof.source_code.values import values_of
 from memprof.source_code.verbs import EMPTYING
 
-__all__ = ["is_kept_to_length"]
+__all__ = ["is_kept_to_length", "replaces_items"]
 
 _MANY = ("extend", "update")
 """Put in more than one at a time: that one is taken is then not enough."""
@@ -40,6 +41,61 @@ def is_kept_to_length(place: Place, length: int = 0) -> bool:
         return False
     limits = _limits(place, growth.container)
     return any(one is None or length <= one + max(_EXTRA, one // 4) for one in limits)
+
+
+def replaces_items(place: Place, name: str, length: int = 0, *, grew: bool = False) -> bool:
+    """Whether a statement puts something in the place of an item of a list of that last name.
+
+    ``self.states[at] = state`` makes no list longer. Not where it puts a longer item in its place
+    (``rows[at] = rows[at] + [x]``), nor where another statement lengthens a container of that
+    name, but to a length: ``if len(self.rows) < self.capacity: self.rows.append(None)``. Where a
+    list was seen to grow to ``length``, such a statement must be there.
+    """
+    statement = place.statement
+    if not isinstance(statement, ast.Assign):
+        return False
+    items = [one for one in bound_names(statement) if _is_item_of(one, name)]
+    containers = {ast.unparse(one.value) for one in items if isinstance(one, ast.Subscript)}
+    names = {node.id for node in ast.walk(statement.value) if isinstance(node, ast.Name)}
+    values = [one for each in names for one in values_of(place, each) if one is not None]
+    read = [node for one in (statement.value, *values) for node in ast.walk(one)]
+    nameable = [node for node in read if isinstance(node, (ast.Name, ast.Attribute))]
+    if not containers or any(ast.unparse(node) in containers for node in nameable):
+        return False
+    lengthening = [
+        place.program.place(node)
+        for node in ast.walk(_scope_of(place, containers))
+        if isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign)) and _may_lengthen(node, name)
+    ]
+    if grew and not lengthening:
+        return False
+    return all(at is not None and is_kept_to_length(at, length) for at in lengthening)
+
+
+def _scope_of(place: Place, containers: set[str]) -> ast.AST:
+    """The outermost function that binds all of these names itself, else the file."""
+    functions = [one for one in place.around if isinstance(one, FUNCTIONS)]
+    for node in functions[:1]:
+        targets = (one for inner in ast.walk(node) for one, _ in assigned(inner))
+        if containers <= {one.id for one in targets if isinstance(one, ast.Name)}:
+            return node
+    return place.program.tree
+
+
+def _is_item_of(target: ast.expr, name: str) -> bool:
+    """Whether a target is one item of a container, itself no item: ``self.name[at]``."""
+    if not isinstance(target, ast.Subscript) or isinstance(target.slice, ast.Slice):
+        return False
+    container = ast.unparse(target.value)
+    return "[" not in container and last_name(container) == name
+
+
+def _may_lengthen(statement: ast.stmt, name: str) -> bool:
+    """Whether a statement fills a container of that last name in another way than by an index."""
+    growth = filling(statement)
+    if growth is None or last_name(growth.container) != name:
+        return False
+    return not any(_is_item_of(target, name) for target in bound_names(statement))
 
 
 def _limits(place: Place, name: str) -> Iterator[int | None]:

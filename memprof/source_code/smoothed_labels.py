@@ -1,11 +1,14 @@
-"""Labels that a function smooths by a table of a value for each class, for a loss that sums it."""
+"""Labels that a function smooths by a table of a value for each class, for a loss that sums it.
+
+Names and attributes go by their texts: the table may be both, ``self.wanted = wanted``.
+"""
 
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from memprof.source_code.idioms import without_casts
+from memprof.source_code.idioms import keyword, without_casts
 from memprof.source_code.program import Place, assigned, bound_names, called_name, calls_in
 from memprof.source_code.values import values_of
 
@@ -14,53 +17,121 @@ __all__ = ["SmoothedLabels", "smoothed_labels"]
 _FILLED = frozenset(("full", "full_like", "new_full", "new_zeros", "zeros", "zeros_like"))
 """What makes a table of one value, into which `scatter_` writes another for each row."""
 _WRITING = frozenset(("scatter", "scatter_"))
+_BLANK = frozenset(("clone", "empty", "empty_like", "new_empty"))
+"""What makes a tensor that `fill_` gives one value."""
+_FILLING = frozenset(("fill_", "zero_"))
+_CORRECTING = frozenset(("index_fill_", "masked_fill_"))
+"""Writes the rows or the column of padding."""
+_COPIES = frozenset(("clone", "detach"))
+_VARIABLE = "Variable"
+"""What wraps a tensor and is the same one, as old programs have it."""
+_DIVERGENCE, _DIVERGENCE_LAYER = "kl_div", "KLDivLoss"
+"""Of log-probabilities and the table, in this order."""
+_PAIR = 2
 _LOG_PROBABILITIES = "log_softmax"
 _SMOOTHING = (ast.Mult, ast.Add, ast.Sub, ast.Div)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SmoothedLabels:
-    """The statements that make the table, and the one that multiplies it with log-probabilities."""
+    """The statements that make the table, and the one that weighs log-probabilities by it."""
 
     making: tuple[ast.stmt, ...]
     reading: ast.stmt
 
 
+@dataclass(slots=True, eq=False)
+class _Tables:
+    """What is known of a function's tensors, statement by statement."""
+
+    tables: set[str] = field(default_factory=set)
+    filled: set[str] = field(default_factory=set)
+    """Of one value, into which nothing was scattered yet."""
+    blank: dict[str, ast.stmt] = field(default_factory=dict)
+    """Not yet filled."""
+    making: dict[int, ast.stmt] = field(default_factory=dict)
+    is_smoothed: bool = False
+
+    def read(self, statement: ast.stmt) -> None:
+        """Take in what a statement makes, if that is a table or part of one."""
+        bound = bound_names(statement)
+        names = {ast.unparse(one) for one in bound if isinstance(one, (ast.Name, ast.Attribute))}
+        inner = _plain(_value(statement))
+        if names and _is_table(inner, self.filled):
+            self.tables |= names
+            self.is_smoothed |= inner is not None and called_name(inner) in _WRITING
+        elif names and _is_filled(inner):
+            self.filled |= names
+        elif names and _smooths(inner, self.tables):
+            self.tables |= names
+            self.is_smoothed |= isinstance(inner, ast.BinOp)
+        elif names and _is_blank(_value(statement)):
+            self.blank |= dict.fromkeys(names, statement)
+            return
+        elif not self._writes(statement, inner):
+            return
+        self.making[id(statement)] = statement
+
+    def _writes(self, statement: ast.stmt, value: ast.expr | None) -> bool:
+        """Whether a statement writes into one of them, and nothing more."""
+        parts = [one for one in bound_names(statement) if isinstance(one, ast.Subscript)]
+        if parts:
+            is_number = isinstance(_value(statement), ast.Constant)
+            return is_number and all(ast.unparse(one.value) in self._all for one in parts)
+        if not isinstance(statement, ast.Expr) or not isinstance(value, ast.Call):
+            return False
+        receiver = value.func.value if isinstance(value.func, ast.Attribute) else None
+        method = called_name(value)
+        if method in _WRITING and _names(receiver) & self.filled:
+            self.tables |= self.filled & _names(value)
+            self.is_smoothed = True
+            return True
+        name = ast.unparse(receiver) if receiver is not None else ""
+        if method in _FILLING and name in self.blank:
+            blank = self.blank.pop(name)
+            self.making[id(blank)] = blank
+            self.filled.add(name)
+            return True
+        return method in (_FILLING | _CORRECTING) and name in self._all
+
+    @property
+    def _all(self) -> set[str]:
+        return self.tables | self.filled
+
+
 def smoothed_labels(place: Place) -> SmoothedLabels | None:
     """``wanted = one_hot(y) * (1 - e) + e / n; (wanted * x.log_softmax(-1)).sum(-1)``.
 
-    Also by ``torch.full(…).scatter_(1, y, 1 - e)``. None where the function around ``place`` does
-    no such thing, or reads the table at another place as well.
+    Also by ``torch.full(…).scatter_(1, y, 1 - e)``, and for ``F.kl_div(log_p, wanted)``. None where
+    the function around ``place`` does no such thing, or reads the table at another place as well.
     """
-    making: dict[int, ast.stmt] = {}
-    tables: set[str] = set()
-    filled: set[str] = set()
-    is_smoothed = False
+    known = _Tables()
     statements = sorted(_simple_statements(place), key=lambda one: one.lineno)
     for statement in statements:
-        names = {one.id for one in bound_names(statement) if isinstance(one, ast.Name)}
-        value = _value(statement)
-        inner = without_casts(value)
-        if names and _is_table(inner, filled):
-            tables |= names
-            is_smoothed |= inner is not None and called_name(inner) in _WRITING
-        elif names and _is_filled(inner):
-            filled |= names
-        elif names and _smooths(inner, tables):
-            tables |= names
-            is_smoothed |= isinstance(inner, ast.BinOp)
-        elif not (isinstance(statement, ast.Expr) and _writes_into(inner, filled)):
-            continue
-        else:
-            tables |= filled & _names(inner)
-            is_smoothed = True
-        making[id(statement)] = statement
-    if not is_smoothed or not tables:
+        known.read(statement)
+    tables, making = known.tables, known.making
+    if not known.is_smoothed or not tables or _is_read_elsewhere(place, tables):
         return None
     reading = [one for one in statements if id(one) not in making and tables & _names(one)]
-    if len(reading) != 1 or not _weighs_log_probabilities(place, reading[0], tables):
+    if len(reading) != 1:
+        return None
+    weighs = _weighs_log_probabilities(place, reading[0], tables)
+    if not weighs and not _diverges(place, reading[0], tables):
         return None
     return SmoothedLabels(tuple(making.values()), reading[0])
+
+
+def _is_read_elsewhere(place: Place, tables: set[str]) -> bool:
+    """Whether another function of the file reads an attribute that has a table."""
+    names = {one.rpartition(".")[2] for one in tables if "." in one}
+    own = {id(node) for node in ast.walk(place.scope)} if names else set()
+    return any(
+        isinstance(node, ast.Attribute)
+        and node.attr in names
+        and isinstance(node.ctx, ast.Load)
+        and id(node) not in own
+        for node in (ast.walk(place.program.tree) if names else ())
+    )
 
 
 def _simple_statements(place: Place) -> list[ast.stmt]:
@@ -75,12 +146,34 @@ def _value(statement: ast.stmt) -> ast.expr | None:
     return statement.value if isinstance(statement, ast.Expr) else None
 
 
+def _plain(value: ast.expr | None) -> ast.expr | None:
+    """A value without casts and copies: ``wanted`` of ``wanted.clone().detach()``."""
+    while True:
+        value = without_casts(value)
+        if not isinstance(value, ast.Call):
+            return value
+        if isinstance(value.func, ast.Attribute) and value.func.attr in _COPIES:
+            inner = value.func.value
+            if value.args or not isinstance(inner, (ast.Name, ast.Attribute, ast.Call)):
+                return value
+            value = inner
+        elif called_name(value) == _VARIABLE and value.args:
+            value = value.args[0]
+        else:
+            return value
+
+
+def _is_blank(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Call) and called_name(value) in _BLANK
+
+
 def _is_table(value: ast.expr | None, filled: set[str]) -> bool:
     if not isinstance(value, ast.Call):
         return False
     receiver = without_casts(value.func.value) if isinstance(value.func, ast.Attribute) else None
     if called_name(value) in _WRITING:
-        return _is_filled(receiver) or (isinstance(receiver, ast.Name) and receiver.id in filled)
+        is_own = isinstance(receiver, (ast.Name, ast.Attribute)) and ast.unparse(receiver) in filled
+        return _is_filled(receiver) or is_own
     return called_name(value) == "one_hot"
 
 
@@ -90,17 +183,11 @@ def _is_filled(value: ast.expr | None) -> bool:
 
 def _smooths(value: ast.expr | None, tables: set[str]) -> bool:
     """Whether a value is a table, or what numbers make of one."""
-    value = without_casts(value)
+    value = _plain(value)
     if isinstance(value, ast.BinOp) and isinstance(value.op, _SMOOTHING):
         return _smooths(value.left, tables) != _smooths(value.right, tables)
-    return (isinstance(value, ast.Name) and value.id in tables) or _is_table(value, set())
-
-
-def _writes_into(value: ast.expr | None, filled: set[str]) -> bool:
-    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
-        return False
-    receiver = value.func.value
-    return called_name(value) in _WRITING and bool(_names(receiver) & filled)
+    is_own = isinstance(value, (ast.Name, ast.Attribute)) and ast.unparse(value) in tables
+    return is_own or _is_table(value, set())
 
 
 def _weighs_log_probabilities(place: Place, statement: ast.stmt, tables: set[str]) -> bool:
@@ -112,11 +199,46 @@ def _weighs_log_probabilities(place: Place, statement: ast.stmt, tables: set[str
             if not isinstance(product, ast.BinOp) or not isinstance(product.op, ast.Mult):
                 continue
             sides = [_without_sign(one) for one in (product.left, product.right)]
-            weights = [one for one in sides if isinstance(one, ast.Name) and one.id in tables]
+            weights = [one for one in sides if ast.unparse(one) in tables]
             others = [one for one in sides if not any(one is weight for weight in weights)]
             if len(weights) == 1 and _is_log_probability(place, others[0]):
                 return True
     return False
+
+
+def _diverges(place: Place, statement: ast.stmt, tables: set[str]) -> bool:
+    """Whether a table is the target of a KL divergence, which takes log-probabilities."""
+    for call in calls_in(statement):
+        target = next((one.value for one in call.keywords if one.arg == "target"), None)
+        if target is None and len(call.args) >= _PAIR:
+            target = call.args[1]
+        if target is None or any(one.arg == "log_target" for one in call.keywords):
+            continue
+        table = _plain(target)
+        is_own = isinstance(table, (ast.Name, ast.Attribute)) and ast.unparse(table) in tables
+        if is_own and (called_name(call) == _DIVERGENCE or _is_divergence_layer(place, call)):
+            return True
+    return False
+
+
+def _is_divergence_layer(place: Place, call: ast.Call) -> bool:
+    """Whether what is called is bound to ``KLDivLoss(…)`` alone, in its class or in the file."""
+    name = ast.unparse(call.func)
+    own = place.class_ if name.startswith("self.") else None
+    values = [
+        value
+        for node in ast.walk(own if own is not None else place.program.tree)
+        for target, value in assigned(node)
+        if ast.unparse(target) == name
+    ]
+    if isinstance(call.func, ast.Call):  # nn.KLDivLoss()(x, table)
+        values = [call.func]
+    return bool(values) and all(
+        isinstance(one, ast.Call)
+        and called_name(one) == _DIVERGENCE_LAYER
+        and keyword(one, "log_target") is None
+        for one in values
+    )
 
 
 def _without_sign(value: ast.expr) -> ast.expr:
@@ -131,4 +253,5 @@ def _is_log_probability(place: Place, value: ast.expr) -> bool:
 
 
 def _names(node: ast.AST | None) -> set[str]:
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} if node else set()
+    parts = ast.walk(node) if node is not None else ()
+    return {ast.unparse(one) for one in parts if isinstance(one, (ast.Name, ast.Attribute))}

@@ -12,12 +12,12 @@ import torch
 from tests.rules.recorded import findings_of
 
 NODES, EDGES, CHANNELS = 64, 4096, 64
-LAYERS = Path(__file__).with_name("site-packages") / "torch_geometric/nn/conv/layers.py"
+LIBRARY = Path(__file__).with_name("site-packages") / "torch_geometric/nn/conv"
 
 
-def layers():
+def layers(name="layers"):
     """The library's layers, as if that were installed."""
-    spec = importlib.util.spec_from_file_location("layers", LAYERS)
+    spec = importlib.util.spec_from_file_location(name, LIBRARY / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -64,4 +64,81 @@ def test_the_layer_and_what_its_messages_take_are_named(tmp_path):
 
 @pytest.mark.parametrize("program", [looks_alike, sparse])
 def test_a_layer_that_needs_its_messages_or_makes_none_is_left_alone(program, tmp_path):
+    assert not messages(program, tmp_path / "r.json")
+
+
+MessagePassing = layers("message_passing").MessagePassing
+NARROW = 8
+
+
+class Narrowing(MessagePassing):
+    def __init__(self, channels=NARROW):
+        super().__init__()
+        self.lin = torch.nn.Linear(CHANNELS, channels)
+
+    def forward(self, x, edges):
+        weight = torch.rand(edges.size(1), 1)
+        return self.propagate(edges, x=x, weight=weight)
+
+    def message(self, x_j, weight):
+        return weight * self.lin(x_j)
+
+
+class OfWeightedRows(Narrowing):
+    """The layer is given something of the edge, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(CHANNELS, NARROW)
+
+    def forward(self, x, edges):
+        weight = torch.rand(edges.size(1), 1)
+        return self.propagate(edges, x=x, weight=weight)
+
+    def message(self, x_j, weight):
+        return self.lin(weight * x_j)
+
+
+class OfBoth(Narrowing):
+    """The features are read at another place besides."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(CHANNELS, NARROW)
+
+    def forward(self, x, edges):
+        return self.propagate(edges, x=x, weight=1.0)
+
+    def message(self, x_j, weight):
+        return self.lin(x_j) * x_j.mean(-1, keepdim=True)
+
+
+def narrows():
+    return stepping(Narrowing(), torch.randint(NODES, (2, EDGES)))
+
+
+def widens():
+    return stepping(Narrowing(2 * CHANNELS), torch.randint(NODES, (2, EDGES)))
+
+
+def weights_first():
+    return stepping(OfWeightedRows(), torch.randint(NODES, (2, EDGES)))
+
+
+def reads_twice():
+    return stepping(OfBoth(), torch.randint(NODES, (2, EDGES)))
+
+
+def test_a_linear_layer_on_gathered_features_goes_before_them(tmp_path):
+    (found,) = messages(narrows, tmp_path / "r.json")
+    (first,) = found.remedies
+    assert found.bytes == EDGES * CHANNELS * 4
+    assert found.site.code == "return self.propagate(edges, x=x, weight=weight)"
+    assert found.title.endswith("gathered for each edge, which `self.lin` makes narrow")
+    assert (first.fix, first.code) == ("transform_nodes", "return weight * self.lin(x_j)")
+    assert first.saves_bytes > found.bytes // 2
+
+
+@pytest.mark.parametrize("program", [widens, weights_first, reads_twice])
+def test_features_that_are_needed_for_each_edge_are_left_alone(program, tmp_path):
     assert not messages(program, tmp_path / "r.json")

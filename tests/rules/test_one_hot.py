@@ -202,6 +202,44 @@ def smooths_labels():
     return step
 
 
+class Divergence(torch.nn.Module):
+    """As a well-known page on transformers has it: the table is kept, and copied besides."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = torch.nn.Linear(16, CLASSES)
+        self.criterion = torch.nn.KLDivLoss(reduction="sum")
+        self.wanted = None
+
+    def forward(self, x, target):
+        log_p = self.out(x).log_softmax(-1)
+        wanted = log_p.data.clone()
+        wanted.fill_(0.1 / CLASSES)
+        wanted.scatter_(1, target.data.unsqueeze(1), 0.9)
+        wanted[:, 0] = 0
+        self.wanted = wanted
+        return self.criterion(log_p, wanted.clone().detach())
+
+
+def smooths_labels_of_a_divergence():
+    model, target = Divergence(), torch.arange(ROWS)
+
+    def step(number):
+        model(torch.randn(ROWS, 16), target).backward()
+        model.zero_grad()
+
+    return step
+
+
+def test_a_table_for_a_divergence_is_needed_no_more(tmp_path):
+    every = findings_of(smooths_labels_of_a_divergence, tmp_path / "run.json")
+    (found,) = [one for one in every if not one.minor]
+    assert (found.rule, found.match.use) == ("one-hot", Use.SMOOTHS)
+    (remedy,) = found.remedies
+    assert (remedy.fix, remedy.code) == ("class_indices", "wanted = log_p.data.clone()")
+    assert remedy.saves_bytes >= 2 * ROWS * CLASSES * 4  # the table and its copy
+
+
 def test_labels_that_are_smoothed_in_a_table_need_none(tmp_path):
     found = [one for one in findings_of(smooths_labels, tmp_path / "run.json") if not one.minor]
     assert [one.rule for one in found] == ["one-hot"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+
+import pytest
 import torch
 
 from tests.rules.recorded import findings_of
@@ -67,3 +70,99 @@ def test_the_next_states_are_to_be_left_out(tmp_path):
     assert found.site.code == "self.next_states = torch.zeros(COUNT, SIZE, dtype=torch.uint8)"
     assert (remedy.fix, remedy.saves_bytes) == ("store_once", COUNT * SIZE)
     assert remedy.code == "self.next_states[at] = torch.as_tensor(next_state)"
+
+
+def frame(number):
+    return torch.full((1, SIZE), float(number))
+
+
+class Transitions:
+    """Keeps the tensors themselves, in lists that are as long from the beginning."""
+
+    def __init__(self):
+        self.states = [None] * 4 * COUNT
+        self.following = [None] * 4 * COUNT
+
+    def add(self, at, state, following):
+        self.states[at] = state
+        self.following[at] = following
+
+
+def frames_in_stacks():
+    memory = Transitions()
+    last = {"state": frame(0).repeat(4, 1)}
+
+    def step(number):
+        state = last["state"]
+        for at in range(4):
+            following = torch.cat([state[1:], frame(at)])
+            memory.add(4 * number + at, state, following)
+            state = following
+        last["state"] = state
+
+    return step
+
+
+def frames_of_a_deque():
+    memory = Transitions()
+
+    class Stacker:
+        def __init__(self):
+            self.frames = deque([frame(0)] * 4, maxlen=4)
+
+        def __call__(self, one):
+            self.frames.append(one)
+            return torch.cat(list(self.frames))
+
+    stacker = Stacker()
+
+    def step(number):
+        for at in range(4):
+            memory.add(4 * number + at, None, stacker(frame(at)))
+
+    return step
+
+
+def stacks_of_their_own():
+    """Nothing is taken over: the stack before is another one in each round."""
+    memory = Transitions()
+
+    def step(number):
+        for at in range(4):
+            state = torch.full((4, SIZE), float(at))
+            following = torch.cat([state[1:], frame(at)])
+            memory.add(4 * number + at, None, following)
+
+    return step
+
+
+def one_stack_in_four():
+    """Of those that are kept no two have a frame in common."""
+    memory = Transitions()
+    last = {"state": frame(0).repeat(4, 1)}
+
+    def step(number):
+        state = last["state"]
+        for at in range(4):
+            state = torch.cat([state[1:], frame(at)])
+        memory.add(number, state, None)
+        last["state"] = state
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("program", "shared"), [(frames_in_stacks, "state[1:]"), (frames_of_a_deque, "self.frames")]
+)
+def test_each_frame_of_kept_stacks_is_to_be_stored_once(tmp_path, program, shared):
+    found, *_ = findings_of(program, tmp_path / "run.json", steps=40)
+    (remedy,) = found.remedies
+    assert (found.rule, remedy.fix) == ("stored-twice", "store_once")
+    assert f"the `{shared}` of the one before" in found.title
+    assert remedy.saves_bytes == found.bytes // 2
+
+
+@pytest.mark.parametrize("program", [stacks_of_their_own, one_stack_in_four])
+def test_stacks_without_a_frame_in_common_are_not_stored_twice(tmp_path, program):
+    found = findings_of(program, tmp_path / "run.json", steps=40)
+    assert "stored-twice" not in [one.rule for one in found]

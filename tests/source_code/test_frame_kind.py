@@ -16,6 +16,13 @@ from memprof.source_code.frame_kind import FrameKind, frame_kind
         ("C:\\x\\Lib\\site-packages\\torch\\nn\\modules\\module.py", FrameKind.TORCH),
         ("/usr/lib/python3.11/threading.py", FrameKind.STDLIB),
         ("/tmp/torch_geometric.nn.conv.gcn_conv_GCNConv_propagate_ab.py", FrameKind.LIBRARY),
+        ("/tmp/__main___GatedConv_propagate_4_f0ljj7.py", FrameKind.LIBRARY),
+        (
+            "C:/Users/me/AppData/Local/Temp/nets.gnn_Conv_edge_updater_ab12cd_4.py",
+            FrameKind.LIBRARY,
+        ),
+        ("/home/me/gnn_Conv_propagate_messages.py", FrameKind.USER),
+        ("/tmp/gnn_propagate.py", FrameKind.USER),
         ("/home/me/train.v2_final.py", FrameKind.USER),
         ("", FrameKind.NATIVE),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memprof.source_code.length_guards import is_kept_to_length
+from memprof.source_code.length_guards import is_kept_to_length, replaces_items
 from memprof.source_code.program import place_of
 from memprof.trace import Frame
 
@@ -174,3 +174,37 @@ def test_a_limit_is_known_by_a_name_that_is_bound_once(tmp_path, before, limit):
     text = before + "\n" + FUNCTION.format(body=body)
     assert kept(tmp_path, text, "rows.append(x)", 12)
     assert kept(tmp_path, text, "rows.append(x)", 13) is (limit is None)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_replaced"),
+    [
+        ("rows[at] = x", True),
+        ("rows[at], at = x, at + 1", True),
+        ("if len(rows) < 9:\n    rows.append(None)\nrows[at] = x", True),
+        ("rows.append(None)\nrows[at] = x", False),
+        ("rows += [None]\nrows[at] = x", False),
+        ("rows[at] = rows[at] + [x]", False),
+        ("old = rows[at]\nrows[at] = join(old, x)", False),
+        ("rows[at:] = x", False),
+        ("rows[at][key] = x", False),
+        ("others[at] = x", False),
+    ],
+)
+def test_items_that_are_replaced_make_no_list_longer(tmp_path, body, is_replaced):
+    indented = "\n".join(f"        {line}" for line in body.splitlines())
+    source = tmp_path / "program.py"
+    source.write_text(FUNCTION.format(body=indented))
+    line = len(source.read_text().splitlines())
+    assert replaces_items(place_of(Frame("", str(source), line)), "rows") is is_replaced
+
+
+def test_a_list_that_was_seen_to_grow_is_made_as_it_fills(tmp_path):
+    source = tmp_path / "program.py"
+    for body, is_replaced in (
+        ("rows[at] = x", False),
+        ("if len(rows) < 9:\n            rows.append(None)\n        rows[at] = x", True),
+    ):
+        source.write_text(FUNCTION.format(body=f"        {body}"))
+        place = place_of(Frame("", str(source), len(source.read_text().splitlines())))
+        assert replaces_items(place, "rows", 8, grew=True) is is_replaced

@@ -1,4 +1,7 @@
-"""edge-messages: a graph layer makes a message for each edge, where a sparse product would do."""
+"""edge-messages: a graph layer makes a message for each edge, where a sparse product would do.
+
+Or a layer of the program's own gathers wide features for each edge, and then makes them narrow.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.rules.case import Case
-from memprof.rules.large_tensor import large_tensor
+from memprof.rules.large_tensor import LargeTensor, large_tensor
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Program, source_of
+from memprof.source_code.edge_layers import LinearOfEdges, linear_of_edges
+from memprof.source_code.program import Program, place_of, source_of
 from memprof.trace import Frame
 from memprof.units import format_bytes
 from memprof.views.window import Window
@@ -21,15 +25,17 @@ __all__ = ["RULE"]
 _PROPAGATES = "propagate"
 """The method of PyG's `MessagePassing` that makes messages; it is generated for each layer."""
 _OF_LAYERS = "/torch_geometric/nn/conv/"
+_OF_PYG = "/torch_geometric/"
 _FUSES = "message_and_aggregate"
 """The method that a layer computes both at once with, given a sparse matrix for the edges."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Messages(Match):
-    """The layer that makes them."""
+    """The layer that makes them, or what makes them narrow."""
 
     layer: str = ""
+    linear: LinearOfEdges | None = None
 
 
 class EdgeMessages(WasteRule[Messages]):
@@ -37,13 +43,27 @@ class EdgeMessages(WasteRule[Messages]):
 
     name = "edge-messages"
     summary = "a graph layer makes a message for each edge, where a sparse product would do"
-    fixes = ("sparse_adjacency",)
+    fixes = ("sparse_adjacency", "transform_nodes")
 
     def matches(self, window: Window) -> Iterator[Messages]:
         """The large tensor of the peak, made by a layer that can do without."""
         large = large_tensor(window)
-        layer = _fusing_layer(window.stack(large.row)) if large is not None else ""
-        if large is None or not layer:
+        if large is None:
+            return
+        linear = _linear_after(window, large)
+        if linear is not None:
+            gathered = large.in_every_step & (window.site == window.site[large.row])
+            there = np.flatnonzero(gathered & window.at_peak)
+            yield Messages(
+                row=large.row,
+                rows=there,
+                nbytes=int(window.lives.size[there].sum()),
+                saving=window.replayed(window.whole(np.flatnonzero(gathered))),
+                linear=linear,
+            )
+            return
+        layer = _fusing_layer(window.stack(large.row))
+        if not layer:
             return
         yield Messages(
             row=large.row,
@@ -55,16 +75,55 @@ class EdgeMessages(WasteRule[Messages]):
 
     def title(self, match: Messages) -> str:
         """Say whose they are."""
+        if match.linear is not None:
+            return f"are features gathered for each edge, which `{match.linear.layer}` makes narrow"
         return f"are messages of `{match.layer}`, one for each edge"
 
     def advice(self, match: Messages, case: Case) -> Iterator[Advice]:
-        """Give the edges as a sparse matrix."""
+        """Give the edges as a sparse matrix, or the layer the nodes."""
+        if match.linear is not None:
+            layer, features, at = match.linear.layer, match.linear.features, match.linear.place
+            why = (
+                f"{format_bytes(match.nbytes)} are rows of `{features}`, one for each edge, and "
+                f"`{layer}` takes each row by itself: call it on `{features}` before `propagate`, "
+                "so that what it makes is gathered."
+            )
+            place = case.place_at(at.program.filename, at.line)
+            yield Advice("transform_nodes", why, place or case.site)
+            return
         why = (
             f"{format_bytes(match.nbytes)} of messages are made and then added up for each node. "
             f"`{match.layer}` multiplies by a sparse matrix instead where it is given one: "
             "`data = T.ToSparseTensor()(data)`, and `data.adj_t` for `data.edge_index`."
         )
         yield Advice("sparse_adjacency", why, case.site)
+
+
+def _linear_after(window: Window, large: LargeTensor) -> LinearOfEdges | None:
+    """The linear layer that makes features narrow which PyG gathered for a layer of the program's.
+
+    It makes less for each edge, in the same step.
+    """
+    stack = window.stack(large.row)
+    ends = [at for at, frame in enumerate(stack) if frame.name.endswith(_PROPAGATES)]
+    inside, outside = (stack[: ends[0] + 1], stack[ends[0] + 1 :]) if ends else ((), ())
+    of_pyg = any(_OF_PYG in frame.filename.replace("\\", "/") for frame in inside)
+    place = next((one for one in map(place_of, outside) if one is not None), None)
+    linear = linear_of_edges(place) if of_pyg and place is not None else None
+    if linear is None or any(one.filename == linear.place.program.filename for one in inside):
+        return None
+    lives, program, statement = window.lives, linear.place.program, linear.place.statement
+    lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+    own = [
+        row
+        for row, frame in enumerate(window.owners.sites.frames)
+        if frame.filename == program.filename and frame.line in lines
+    ]
+    later = np.isin(window.site, own) & (lives.alloc > lives.alloc[large.row])
+    later &= window.made_in == window.made_in[large.row]
+    after = np.flatnonzero(later & (window.phase == window.phase[large.row]))
+    is_narrow = len(after) and lives.requested[after[0]] < lives.requested[large.row]
+    return linear if is_narrow else None
 
 
 def _fusing_layer(stack: Sequence[Frame]) -> str:

@@ -50,7 +50,7 @@ class Use(Enum):
     ADDS = "a product of matrices adds rows up by"
     """``table.T @ x``: the rows of x that have the same class."""
     SMOOTHS = "weighs log-probabilities of labels that are smoothed"
-    """``(table * log_p).sum(-1)``, of a table that is no longer of zeros and ones."""
+    """``(table * log_p).sum(-1)``, of a table that is no longer of zeros and ones; or `kl_div`."""
     WEIGHS = "a linear layer takes its weights by"
     """``self.linear(table)``: a column of its weights for each class."""
 
@@ -138,7 +138,7 @@ class OneHot(WasteRule[OneHotTable]):
         if match.use is Use.PICKS:
             return "are a one-hot table that picks one value of each row, and what is made of it"
         if match.use is Use.SMOOTHS:
-            return "are labels that are smoothed in a table of all classes, and its product"
+            return "are labels that are smoothed in a table of all classes, and what is made of it"
         return f"are a one-hot table that {match.use.value}"
 
     def advice(self, match: OneHotTable, case: Case) -> Iterator[Advice]:

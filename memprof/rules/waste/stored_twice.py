@@ -1,4 +1,7 @@
-"""stored-twice: a replay memory stores each observation as a state and as the one before it."""
+"""stored-twice: a replay memory stores each observation as a state and as the one before it.
+
+Or stacks of frames, each of which has all but one frame of the one before.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from itertools import permutations
 
 import numpy as np
 
+from memprof.reference_chain import THROUGH_GRAPH, largest_container
 from memprof.rules.case import Case
 from memprof.rules.lifespan import stays_near_peak
 from memprof.rules.rule import Advice, Match, WasteRule
@@ -22,22 +26,33 @@ from memprof.source_code.program import (
     place_of,
 )
 from memprof.source_code.scopes import parameters
+from memprof.source_code.sliding_stacks import sliding_stack
 from memprof.units import format_bytes
-from memprof.views.window import Window
+from memprof.views.window import Bools, Window
 
 __all__ = ["RULE"]
 
 _LEAST_SHARE = 0.1
 """Of the peak."""
+_FEWEST = 8
+"""Stacks that are kept: fewer are those of one batch, or of several environments."""
+_LEAST_KEPT = 0.5
+"""Of those that a line made: of which few are kept, the others may be all that two share."""
+_REMAINS = 0.5
+"""At most, of stacks of two frames and more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTwice(Match):
-    """The two tensors, as written, and the statement that fills the one that is not needed."""
+    """The two tensors, as written, and the statement that fills the one that is not needed.
+
+    Or what each stack takes over of the one before.
+    """
 
     states: str = ""
     next_states: str = ""
     place: Place | None = None
+    shared: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,13 +102,25 @@ class TwiceStored(WasteRule[StoredTwice]):
                     place=place,
                 )
                 return
+        stacks = _sliding_stacks(window, mask)
+        if stacks is not None:
+            yield stacks
 
     def title(self, match: StoredTwice) -> str:
         """Say what is in both."""
+        if match.shared:
+            return f"are stacks that are kept, each with the `{match.shared}` of the one before"
         return f"are `{match.next_states}`, whose entries the next ones of `{match.states}` repeat"
 
     def advice(self, match: StoredTwice, case: Case) -> Iterator[Advice]:
         """Store each once."""
+        if match.shared:
+            why = (
+                f"Each of the stacks, {format_bytes(match.nbytes)}, has the `{match.shared}` of "
+                "the one before: keep each frame once, and stack those of a row as it is drawn."
+            )
+            yield Advice("store_once", why, case.site, remains=_REMAINS)
+            return
         at = match.place
         place = case.place_at(at.program.filename, at.line) if at is not None else None
         yield Advice(
@@ -103,6 +130,46 @@ class TwiceStored(WasteRule[StoredTwice]):
             f"`{match.states}` one place further. Of stacked frames store each frame once.",
             place or case.site,
         )
+
+
+def _sliding_stacks(window: Window, mask: Bools) -> StoredTwice | None:
+    """Stacks that a container keeps, of one line that makes each of the one before."""
+    lives = window.lives
+    held = _stacks_held(window)
+    total = np.bincount(window.site[mask], weights=lives.size[mask])
+    for site in np.argsort(-total, kind="stable").tolist():
+        if window.share(float(total[site])) < _LEAST_SHARE:
+            break
+        place = place_of(window.owners.sites.frames[site])
+        shared = sliding_stack(place) if place is not None else ""
+        row = window.largest(mask & (window.site == site)) if shared else -1
+        if row < 0:
+            continue
+        made = (window.site == site) & (lives.requested == lives.requested[row])
+        rows = np.flatnonzero(made & mask)
+        is_held = np.isin(lives.stack[rows], list(held)).any()
+        if is_held and len(rows) >= max(_FEWEST, _LEAST_KEPT * np.count_nonzero(made)):
+            there = rows[window.at_peak[rows]]
+            return StoredTwice(
+                row=row,
+                rows=there,
+                nbytes=int(lives.size[there].sum()),
+                saving=window.replayed(window.whole(rows)),
+                shared=shared,
+            )
+    return None
+
+
+def _stacks_held(window: Window) -> set[int]:
+    """Those of whose tensors a search found a container, and no graph, to have many."""
+    held = set()
+    for search in window.searches:
+        links = search.holders[0].links
+        at = largest_container(links)
+        is_of_graph = any(link.kind in THROUGH_GRAPH for link in links)
+        if at is not None and not is_of_graph and links[at].length >= _FEWEST:
+            held.add(search.stack)
+    return held
 
 
 def _attribute(place: Place | None) -> str:

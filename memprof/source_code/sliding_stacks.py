@@ -1,0 +1,97 @@
+"""Stacks of the last few frames: each has all but one part of the one before it."""
+
+from __future__ import annotations
+
+import ast
+
+from memprof.source_code.idioms import keyword
+from memprof.source_code.program import Place, assigned, called_name, calls_in, own_calls
+from memprof.source_code.values import values_of
+from memprof.source_code.verbs import JOINING
+
+__all__ = ["sliding_stack"]
+
+_PAIR = 2
+_LISTS = ("list", "tuple")
+
+
+def sliding_stack(place: Place) -> str:
+    """What a statement takes over of the stack before: ``state[1:]``; empty for anything else.
+
+    ``following = torch.cat([state[1:], frame])``, where the function makes it the next ``state``;
+    or ``torch.stack(list(frames))`` of a ``deque(maxlen=4)``, which is not emptied there.
+    """
+    for call in own_calls(place.statement, *JOINING):
+        joined = call.args[0] if call.args else None
+        if isinstance(joined, (ast.List, ast.Tuple)) and len(joined.elts) == _PAIR:
+            older = _older(place, joined.elts)
+            if older is not None:
+                return ast.unparse(older)
+        frames = _whole(joined)
+        if frames is not None and _is_short_deque(place, ast.unparse(frames)):
+            return ast.unparse(frames)
+    return ""
+
+
+def _older(place: Place, parts: list[ast.expr]) -> ast.Subscript | None:
+    """The one of two parts that is the stack before, but for its first or last entries."""
+    for part, other in (parts, parts[::-1]):
+        if not isinstance(part, ast.Subscript) or not _drops_an_end(part.slice):
+            continue
+        stack = ast.unparse(part.value)
+        is_both = any(ast.unparse(n) == stack for n in ast.walk(other) if isinstance(n, ast.expr))
+        if not is_both and stack in _carried(place):
+            return part
+    return None
+
+
+def _drops_an_end(index: ast.expr) -> bool:
+    """``[1:]``, ``[:-1]`` or ``[:, 1:]``: one axis without its first or last entries."""
+    axes = index.elts if isinstance(index, ast.Tuple) else [index]
+    cut = [one for one in axes if isinstance(one, ast.Slice) and (one.lower or one.upper)]
+    whole = [one for one in axes if isinstance(one, ast.Slice) and not (one.lower or one.upper)]
+    others = [one for one in axes if isinstance(one, ast.Constant) and one.value is Ellipsis]
+    if len(cut) != 1 or len(cut) + len(whole) + len(others) != len(axes) or cut[0].step:
+        return False
+    lower, upper = cut[0].lower, cut[0].upper
+    if upper is None:
+        return isinstance(lower, ast.Constant)
+    is_from_end = isinstance(upper, ast.UnaryOp) and isinstance(upper.op, ast.USub)
+    return lower is None and is_from_end
+
+
+def _carried(place: Place) -> set[str]:
+    """What a statement binds, and what the function binds to that: ``state = following``."""
+    names = {ast.unparse(target) for target, _ in assigned(place.statement)}
+    for node in ast.walk(place.scope):
+        for target, value in assigned(node):
+            if isinstance(value, (ast.Name, ast.Attribute)) and ast.unparse(value) in names:
+                names.add(ast.unparse(target))
+    return names
+
+
+def _whole(joined: ast.expr | None) -> ast.expr | None:
+    """The frames of ``list(frames)``, of ``[one for one in frames]`` or of the name alone."""
+    if isinstance(joined, ast.Call) and called_name(joined) in _LISTS:
+        joined = joined.args[0] if len(joined.args) == 1 else None
+    if isinstance(joined, (ast.ListComp, ast.GeneratorExp)) and len(joined.generators) == 1:
+        joined = joined.generators[0].iter if not joined.generators[0].ifs else None
+    return joined if isinstance(joined, (ast.Name, ast.Attribute)) else None
+
+
+def _is_short_deque(place: Place, name: str) -> bool:
+    """Whether a name is always a deque's for a few items, which the function never empties."""
+    values = list(values_of(place, name))
+    if not values or not all(_is_deque(one) for one in values):
+        return False
+    emptied = [call.func for call in calls_in(place.scope, "clear")]
+    return not any(isinstance(f, ast.Attribute) and ast.unparse(f.value) == name for f in emptied)
+
+
+def _is_deque(value: ast.expr | None) -> bool:
+    if not isinstance(value, ast.Call) or called_name(value) != "deque":
+        return False
+    length = keyword(value, "maxlen") or (value.args[1] if len(value.args) == _PAIR else None)
+    return length is not None and not (
+        isinstance(length, ast.Constant) and length.value in (None, 1)
+    )
