@@ -198,6 +198,7 @@ def _filling_line(links: list[Link], at: int, files: list[str]) -> tuple[str, in
         _source_name(one),
         keys=[two.name for two in inside if is_field(two)],
         class_name=one.type_name,
+        function=one.type_name.rpartition(".")[2] if one.kind == LinkKind.LOCAL else "",
         view=links[-1].kind == LinkKind.BASE,
         as_key=links[at + 1].kind == LinkKind.KEY,
         after=one.line if one.kind == LinkKind.CLOSURE else 0,

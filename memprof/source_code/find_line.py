@@ -78,6 +78,7 @@ def filled_at(
     *,
     keys: Sequence[str] = (),
     class_name: str = "",
+    function: str = "",
     view: bool = False,
     as_key: bool = False,
     after: int = 0,
@@ -86,17 +87,22 @@ def filled_at(
 
     Of several lines one that names ``keys`` (quoted dict keys further down the chain) or lies in
     the class ``class_name`` (or the Function of that node) is preferred.
-    For a variable of a closure lines from ``after`` on, where its function begins, come first.
+    For a variable of a closure lines from ``after`` on, where its function begins, come first. Of a
+    variable of ``function`` what other functions put into theirs of the same name comes last.
     With ``as_key`` tensors are the keys, and the values may be anything.
     With ``view`` it is the line that took the variable which is put there from something larger.
     """
     index = index_of(filename)
     fills = index.filled.get(name, [])
     texts, class_name = [one.strip("'") for one in keys], class_name.removesuffix("Backward")
+    # What binds the name itself has a variable of its own; another one may share that of a closure.
+    binding = {one.function for one in fills if not one.by_method} - {function}
+    others = binding if function else frozenset()
     best = min(
         fills,
         key=lambda one: (
             one.line < after,
+            one.function in others,
             sum(text not in one.keys for text in texts),
             one.rank % NO_TENSOR == EMPTIED,
             bool(class_name) and one.class_ != class_name,

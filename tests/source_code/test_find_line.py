@@ -217,3 +217,20 @@ def test_a_table_is_filled_by_what_runs_again_and_not_by_init(tmp_path: Path) ->
     )
     assert filled_at(str(path), ".name") == 3  # of values: a text is no tensor
     assert filled_at(str(path), ".name", as_key=True) == 5
+
+
+def test_another_functions_variable_of_that_name_is_another_one(tmp_path: Path) -> None:
+    filename = source(
+        tmp_path,
+        "def extract(loader):\n"
+        "    features, targets = [], []\n"
+        "    for x, y in loader:\n"
+        "        features.append(x.cpu())\n"
+        "    return features, targets\n\n"
+        "def main(loader):\n"
+        "    features, targets = extract(loader)\n",
+    )
+    assert filled_at(filename, "features", function="extract") == line_of(filename, "append")
+    assert filled_at(filename, "features", function="main") == line_of(
+        filename, "= extract(loader)"
+    )

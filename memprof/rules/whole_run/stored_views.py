@@ -101,8 +101,11 @@ def _match(search: Finding, device: DeviceExamination, window: Window) -> Stored
         return None
     if int(there.sum()) < _FEWEST_ITEMS:
         return None
-    rows = np.flatnonzero(of_stack & (window.freed_in - window.made_in > 1))
     row = int(np.flatnonzero(there)[-1])
+    # A loop before the training may be part of its first step, from which none of them lives on.
+    stays = window.freed_in - window.made_in > 1
+    stays[np.flatnonzero(there)[:-1]] = True
+    rows = np.flatnonzero(of_stack & stays)
     return StoredViews(
         device=device.name,
         nbytes=nbytes,
