@@ -10,15 +10,16 @@ import numpy as np
 
 from memprof.records import Holder
 from memprof.rules.case import Case
+from memprof.rules.forward_passes import runs_within
 from memprof.rules.graph_lines import calling_place
 from memprof.rules.lifespan import outlive_steps
 from memprof.rules.references import advice_on_exceptions
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.rules.stored_contexts import advice_on_context, stored_attribute
 from memprof.source_code.call_sites import handed_to
-from memprof.source_code.idioms import growing
+from memprof.source_code.idioms import growing, keyword
 from memprof.source_code.patch import diff, wrapped
-from memprof.source_code.program import Place, Program, place_of
+from memprof.source_code.program import Place, Program, calls_in, place_of
 from memprof.source_code.values import goes_backward, is_object, survives_call
 from memprof.trace import Category, Frame, Phase
 from memprof.views.window import Bools, Ints, Window
@@ -78,7 +79,10 @@ class OldGraphs(WasteRule[OldGraph]):
 
     def is_meant(self, holders: Sequence[Holder], window: Window) -> bool:
         """Whether a backward pass goes on through what is stored, as one over several steps."""
-        places = (place_of(Frame("", one.filename, one.line)) for one in holders if one.filename)
+        with_graphs = _with_graphs(holders)
+        places = (
+            place_of(Frame("", one.filename, one.line)) for one in with_graphs if one.filename
+        )
         return _goes_on([one for one in places if one is not None], window.programs)
 
     def advice(self, match: OldGraph, case: Case) -> Iterator[Advice]:
@@ -86,7 +90,9 @@ class OldGraphs(WasteRule[OldGraph]):
 
         Nothing where a backward pass goes on through it.
         """
-        if _goes_on(case.places, case.everywhere):
+        of_holders = map(case.place_of, _with_graphs(case.finding.holders))
+        places = [place for place in of_holders if place is not None]
+        if _goes_on(places, case.everywhere):
             return
         context = stored_attribute(case)
         if context is not None:
@@ -100,7 +106,12 @@ class OldGraphs(WasteRule[OldGraph]):
             patch = diff(place.program, *wrapped(argument, ".detach()")) if safe else ""
             yield Advice("detach", f"{why}: hand over `{text}.detach()`.", place, patch=patch)
         yield from advice_on_exceptions(case)
-        yield Advice("detach", f"{why}.", case.places[0] if case.places else site)
+        yield Advice("detach", f"{why}.", places[0] if places else site)
+
+
+def _with_graphs(holders: Sequence[Holder]) -> Sequence[Holder]:
+    """Those that keep graphs: what a graph has saved may be kept by itself as well, for later."""
+    return [one for one in holders if one.through_graph] or holders
 
 
 def _earlier_steps(match: OldGraph) -> str:
@@ -120,18 +131,38 @@ def _results_of(window: Window, at_peak: Bools) -> tuple[int, ...]:
 
 
 def _last_needed(window: Window, rows: Ints) -> Ints:
-    """Events at which the steps go backward that made some lifetimes; else those at their ends.
+    """Until when lifetimes are of use: up to the end of the forward pass that made them.
 
-    No backward pass has freed them, so none of their step's goes through them.
+    A backward pass frees what it goes through, unless it is told to retain it: then up to that one
+    of the same step. None has freed these.
     """
-    backward = np.flatnonzero(window.phase_of_event == Phase.BACKWARD)
-    ends = np.array(
-        [window.first_event.get(int(s) + 1, window.events) - 1 for s in window.made_in[rows]]
-    )
-    at = np.searchsorted(backward, window.lives.alloc[rows])
-    passes = np.append(backward, window.events)[at]
-    needed: Ints = np.minimum(ends, passes)
+    alloc = window.lives.alloc[rows]
+    if _retains(window):
+        moments = np.flatnonzero(window.phase_of_event == Phase.BACKWARD)
+    else:
+        in_module = np.array([bool(label.module) for label in window.trace.tables.labels])
+        moments = np.array([end for *_, end in runs_within(window, in_module)], dtype=np.int64)
+    at = np.searchsorted(moments, alloc, side="right")
+    needed: Ints = np.minimum(_step_ends(window, rows), np.append(moments, window.events)[at])
     return needed
+
+
+def _step_ends(window: Window, rows: Ints) -> Ints:
+    """The last event of the step that made each lifetime."""
+    steps, which = np.unique(window.made_in[rows], return_inverse=True)
+    ends = [window.first_event.get(int(step) + 1, window.events) - 1 for step in steps]
+    of_rows: Ints = np.array(ends, dtype=np.int64)[which.reshape(-1)]
+    return of_rows
+
+
+def _retains(window: Window) -> bool:
+    """Whether a call of the program asks for a graph to be retained."""
+    given = (
+        keyword(call, "retain_graph")
+        for program in window.programs
+        for call in calls_in(program.tree, "backward", "grad")
+    )
+    return any(one is not None and getattr(one, "value", True) is not False for one in given)
 
 
 def _grows(window: Window, mask: Bools) -> bool:
