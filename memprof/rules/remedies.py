@@ -101,7 +101,9 @@ def _remedy(rule: str, advice: Advice, case: Case) -> Remedy:
     if advice.fix == "cpu_offload" and case.finding.device == "cpu":
         nbytes, saving, why = 0, None, f"{why} {_HOST_IS_DEVICE}"
     code = advice.typed or typed(advice.fix, case.finding.stack, case.finding.device)
-    made_at = construction(advice.fix, case.finding.stack, case.programs)
+    made_at = None  # what an advice itself says to type belongs at its own place
+    if not advice.typed:
+        made_at = construction(advice.fix, case.finding.stack, case.programs)
     place = made_at or advice.place
     line = 0 if made_at is not None else advice.line
     line = line or (place.line if place is not None else case.finding.site.line)

@@ -661,50 +661,6 @@ def episodes_that_become_longer():
 
 
 @healthy
-def list_of_fixed_length_still_filling():
-    recent = [None] * 100
-
-    def step(i):
-        recent[i % 100] = torch.randn(16, 16)
-
-    return step
-
-
-@healthy
-def ring_that_is_made_as_it_fills():
-    recent, capacity = [], 100
-
-    def step(i):
-        if len(recent) < capacity:
-            recent.append(None)
-        recent[i % capacity] = torch.randn(16, 16)
-
-    return step
-
-
-@leaking(16 * 16 * 4)
-def list_made_longer_for_each_item():
-    every = []
-
-    def step(i):
-        every.append(None)
-        every[i] = torch.randn(16, 16)
-
-    return step
-
-
-@leaking(16 * 16 * 4)
-def item_of_a_fixed_list_that_becomes_longer():
-    layers = [torch.randn(16, 16) for _ in range(2)]
-
-    def step(i):
-        longer = torch.cat((layers[1], torch.randn(16, 16)))
-        layers[1] = longer
-
-    return step
-
-
-@healthy
 def long_deque_still_filling():
     recent = collections.deque(maxlen=100)
 
@@ -999,5 +955,49 @@ def results_kept_by_the_closure_of_lbfgs():
 
     def step(i):
         optimizer.step(closure)
+
+    return step
+
+
+@healthy
+def list_of_fixed_length_still_filling():
+    recent = [None] * 100
+
+    def step(i):
+        recent[i % 100] = torch.randn(16, 16)
+
+    return step
+
+
+@healthy
+def ring_that_is_made_as_it_fills():
+    recent, capacity = [], 100
+
+    def step(i):
+        if len(recent) < capacity:
+            recent.append(None)
+        recent[i % capacity] = torch.randn(16, 16)
+
+    return step
+
+
+@leaking(16 * 16 * 4)
+def list_made_longer_for_each_item():
+    every = []
+
+    def step(i):
+        every.append(None)
+        every[i] = torch.randn(16, 16)
+
+    return step
+
+
+@leaking(16 * 16 * 4)
+def item_of_a_fixed_list_that_becomes_longer():
+    layers = [torch.randn(16, 16) for _ in range(2)]
+
+    def step(i):
+        longer = torch.cat((layers[1], torch.randn(16, 16)))
+        layers[1] = longer
 
     return step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 from memprof.loading import load
 from memprof.rules.ranked_findings import findings
 from memprof.source_code.entries_read import entry_read
+from memprof.source_code.kept_parts import kept_part
 from memprof.source_code.program import program_of
 from tests.rules.recorded import findings_of, names, record
 
@@ -337,3 +339,123 @@ def test_only_an_entry_that_its_item_reduces_is_named(read, expected, tmp_path):
     )
     program = program_of(str(path))
     assert (entry_read(program.at(5), "logits", [program]) is not None) is expected
+
+
+class Watched:
+    """Keeps whole results until the next log, which reads the last row of each."""
+
+    def __init__(self):
+        self.window = []
+        self.model = torch.nn.Linear(16, CLASSES)
+
+    def loss(self, x):
+        result = SimpleNamespace(scores=self.model(x), loss=None)
+        self.window.append(result)
+        return result.scores.logsumexp(-1).mean()
+
+    def log(self):
+        with torch.no_grad():
+            last = torch.stack([one.scores[-1, :] for one in self.window])
+        self.window.clear()
+        return last.max().item()
+
+
+class WholeScores(Watched):
+    """Reads all that it kept."""
+
+    def __init__(self):
+        super().__init__()
+        self.results = []
+
+    def loss(self, x):
+        result = SimpleNamespace(scores=self.model(x), loss=None)
+        self.results.append(result)
+        return result.scores.logsumexp(-1).mean()
+
+    def log(self):
+        with torch.no_grad():
+            highest = torch.stack([one.scores.max(0).values for one in self.results])
+        self.results.clear()
+        return highest.max().item()
+
+
+def trained(watched):
+    def step(number):
+        watched.loss(torch.randn(ROWS, 16)).backward()
+        watched.model.zero_grad()
+        if number % 4 == 3:
+            watched.log()
+
+    return step
+
+
+def test_results_of_which_a_part_is_read_are_not_kept_whole(tmp_path):
+    every = findings_of(lambda: trained(Watched()), tmp_path / "run.json")
+    (found,) = [one for one in every if one.rule == "reduced-later"]
+    (remedy,) = found.remedies
+    assert found.title.endswith("in a list, of which only `one.scores[-1, :]` is read")
+    assert found.bytes >= 3 * PART
+    assert (remedy.fix, remedy.code) == ("reduce_predictions", "self.window.append(result)")
+    assert remedy.typed == "self.window.append(result.scores[-1, :].detach().clone())"
+    assert remedy.saves_bytes >= 2 * PART
+
+
+class Trainer(Watched):
+    """Stands for the class of transformers, which has a switch for what an evaluation keeps."""
+
+
+def run_by_a_library():
+    name, names = "/x/site-packages/transformers/trainer.py", {}
+    code = "def run(step, number):\n    step(number)\n"
+    exec(compile(code, name, "exec"), names)
+    step = trained(Trainer())
+    return lambda number: names["run"](step, number)
+
+
+def test_what_is_to_be_typed_belongs_where_the_list_is_filled(tmp_path):
+    every = findings_of(run_by_a_library, tmp_path / "run.json")
+    (found,) = [one for one in every if one.rule == "reduced-later"]
+    (remedy,) = found.remedies
+    assert remedy.typed.startswith("self.window.append(")
+    assert remedy.code == "self.window.append(result)"
+
+
+def test_results_that_are_read_whole_are_kept(tmp_path):
+    every = findings_of(lambda: trained(WholeScores()), tmp_path / "run.json")
+    assert "reduced-later" not in [one.rule for one in every]
+
+
+@pytest.mark.parametrize(
+    ("log", "text"),
+    [
+        ("x = [o.logits[:, -1] for o in self.rows]\n        self.rows.clear()", "o.logits[:, -1]"),
+        ("if self.rows:\n            x = [o[:, 0] for o in self.rows]\n        self.rows = []",
+         "o[:, 0]"),
+        ("for o in self.rows:\n            use(o.logits[..., 3])\n        self.rows = []",
+         "o.logits[..., 3]"),
+        ("x = [o.logits[:, -1] for o in self.rows]", ""),  # never emptied
+        ("x = [o[0] for o in self.rows]\n        self.rows.clear()", ""),  # of a tuple, perhaps
+        ("x = [o.logits[:, -1] + o.logits.mean() for o in self.rows]\n        self.rows = []", ""),
+        ("x = [o.logits[:, at] for o in self.rows]\n        self.rows = []", ""),
+        ("x = torch.cat(self.rows)[:, -1]\n        self.rows = []", ""),
+        ("x = self.rows[-1]\n        self.rows = []", ""),
+        ("self.rows.append(other)\n        self.rows.clear()", ""),
+        ("self.rows.clear()", ""),
+    ],
+)  # fmt: skip
+def test_only_a_part_that_is_written_is_all_that_is_read(log, text, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(
+        "class Trainer:\n"
+        "    def __init__(self):\n"
+        "        self.rows = []\n"
+        "    def loss(self, model, x):\n"
+        "        out = model(x)\n"
+        "        self.rows.append(out)\n"
+        "        return out.loss\n"
+        "    def log(self):\n"
+        f"        {log}\n"
+    )
+    program = program_of(str(path))
+    part = kept_part(program.at(5), [program])
+    assert (part.texts if part is not None else ()) == ((text,) if text else ())

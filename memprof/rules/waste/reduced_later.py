@@ -15,6 +15,7 @@ from memprof.rules.joined_tensors import FEWEST_PARTS, all_joined, joined_at_pea
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.entries_read import EntryRead, entry_read
 from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.kept_parts import KeptPart, kept_part
 from memprof.source_code.program import code_of, place_of
 from memprof.source_code.reductions import Reduced, Reduction, reduction_of
 from memprof.trace import EMPTY, Frame
@@ -25,7 +26,7 @@ from memprof.views.window import Ints, Window
 __all__ = ["RULE"]
 
 _LEAST_SHARE = 0.1
-"""Of the peak, that entries of items in a list have."""
+"""Of the peak, that entries of items in a list have, or the items."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +50,8 @@ class ReducedLater(Match):
     """Empty for a joined tensor."""
     remains: float = 0.0
     """Share of the bytes that the reduced parts take."""
+    kept: KeptPart | None = None
+    """The part that is read of results in a list."""
     of_library: bool = False
     """A library makes the parts, and keeps them as it likes."""
 
@@ -85,12 +88,15 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
                 remains=_reduced_bytes(window, row, reduction) / nbytes,
             )
             return
-        match = _of_entries(window)
+        match = _of_entries(window) or _of_parts(window)
         if match is not None:
             yield match
 
     def title(self, match: ReducedLater) -> str:
         """Say how many there are, and what is read of them."""
+        if match.kept is not None:
+            texts, verb = _of_kept(match.kept)
+            return f"are {len(match.rows)} results in a list, of which only {texts} {verb} read"
         if match.entries:
             keys = " and ".join(f"`{one.key}`" for one in match.entries)
             return f"are {keys} of items in a list, of which only {_texts(match)} read"
@@ -101,6 +107,17 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
 
     def advice(self, match: ReducedLater, case: Case) -> Iterator[Advice]:
         """Reduce each part before it is kept, or add up what is needed."""
+        if match.kept is not None:
+            texts, verb = _of_kept(match.kept)
+            why = (
+                f"{format_bytes(match.nbytes)} wait in a list until {texts} {verb} read: keep a "
+                "copy of that alone (`.detach().clone()`: a view keeps all of it), or what is "
+                "computed of it."
+            )
+            at = match.kept.place
+            place = case.place_at(at.program.filename, at.line)
+            yield Advice("reduce_predictions", why, place or case.site, typed=match.kept.instead)
+            return
         if match.entries:
             first = match.entries[0].read
             why = (
@@ -157,6 +174,46 @@ def _of_entries(window: Window) -> ReducedLater | None:
         entries=tuple(entries),
         look_at=Frame(name, first.place.program.filename, first.line),
     )
+
+
+def _of_parts(window: Window) -> ReducedLater | None:
+    """Results of one line that a list keeps over several steps, of which only a part is read."""
+    lives = window.lives
+    later = ~window.has_owner & (window.freed_in > window.made_in) & (window.made_in >= 0)
+    mask = later & window.at_peak
+    total = np.bincount(window.site[mask], weights=lives.size[mask])
+    for site in np.argsort(-total, kind="stable").tolist():
+        if window.share(float(total[site])) < _LEAST_SHARE:
+            break
+        place = place_of(window.owners.sites.frames[site])
+        kept = kept_part(place, window.programs) if place is not None else None
+        if kept is None:
+            continue
+        row = window.largest(mask & (window.site == site))
+        made = later & (window.site == site) & (lives.requested == lives.requested[row])
+        there = np.flatnonzero(made & window.at_peak)
+        nbytes = int(lives.size[there].sum())
+        is_emptied = bool((lives.free[made] < window.events).any())
+        in_steps = len(np.unique(window.made_in[there]))
+        if window.share(nbytes) < _LEAST_SHARE or in_steps < FEWEST_PARTS or not is_emptied:
+            continue
+        rows = np.flatnonzero(made)  # a step needs its own until it ends
+        ends = [window.first_event.get(int(step) + 1) for step in window.made_in[rows]]
+        known = np.array([end is not None for end in ends])
+        until = np.array([end for end in ends if end is not None], dtype=np.int64)
+        return ReducedLater(
+            row=row,
+            rows=there,
+            nbytes=nbytes,
+            saving=window.replayed(window.ended_at(rows[known], until)),
+            kept=kept,
+        )
+    return None
+
+
+def _of_kept(kept: KeptPart) -> tuple[str, str]:
+    texts = [f"`{text}`" for text in kept.texts]
+    return " and ".join(texts), "is" if len(texts) == 1 else "are"
 
 
 def _entries(window: Window) -> Iterator[Entry]:
