@@ -106,3 +106,34 @@ def test_gradients_are_counted_with_the_models_that_have_them(tmp_path):
     found, *_ = findings_of(trained, tmp_path / "run.json", steps=24)
     assert found.rule == "collected-models"
     assert found.bytes_per_step == 2 * WIDTH * WIDTH * 4
+
+
+class Trial:
+    """It makes a model of its own."""
+
+    def __init__(self):
+        self.model = nn.Linear(WIDTH, WIDTH)
+        self.score = 0.0
+
+    def run(self):
+        self.score = self.model(torch.randn(8, WIDTH)).square().mean().item()
+
+
+class Sweep:
+    def __init__(self):
+        self.trials = []
+
+    def run(self):
+        trial = Trial()
+        trial.run()
+        self.trials.append(trial)
+
+
+def test_where_items_make_their_models_the_line_is_the_one_that_keeps_the_items(tmp_path):
+    def program():
+        sweep = Sweep()
+        return lambda number: sweep.run()
+
+    (found,) = findings_of(program, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (first.fix, first.code) == ("del_ref", "self.trials.append(trial)")

@@ -61,6 +61,8 @@ def _origin(container: FilledContainer, case: Case) -> Place:
         if place is None:
             continue
         source = handed_over(case, place, getattr(place.statement, "value", None))
+        if source is None and place.function is not None and place.function.name == "__init__":
+            continue  # an item makes its own model: what keeps the item is to keep less
         return source[0] if source is not None else place
     source = handed_over(case, container.place, container.filling.values[-1])
     return source[0] if source is not None else container.place
