@@ -60,7 +60,8 @@ def large_tensor(window: Window) -> LargeTensor | None:
     if window.peak.event < 0:
         return None
     mask = window.at_peak & ~window.has_owner & (window.category != Category.INPUT)
-    mask &= window.freed_in - window.made_in < SURVIVOR_AGE
+    # A variable that the next call of a model binds anew is gone when that has ended its step.
+    mask &= window.freed_in - window.made_in <= SURVIVOR_AGE
     if not mask.any():
         return None
     row = window.largest(mask)

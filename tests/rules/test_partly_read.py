@@ -9,6 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import memprof
+from memprof.loading import load
+from memprof.rules.ranked_findings import findings
 from tests.rules.recorded import findings_of, names
 
 ROWS, POSITIONS, WIDTH, WORDS = 2, 64, 32, 4096
@@ -108,6 +111,24 @@ def last_position():
         return logits[-1, :].argmax().item()
 
     return step
+
+
+def generate(decoder, tokens):
+    """A pass ends its step before its result is bound: the one before goes in the next step."""
+    ids = torch.randint(WORDS, (ROWS, POSITIONS))
+    for _ in range(tokens):
+        logits = decoder(ids)
+        ids = logits[:, -1].argmax(dim=-1, keepdim=True)
+
+
+def test_what_the_next_pass_replaces_is_read_in_part(tmp_path):
+    with memprof.track(tmp_path / "run.json", sources=["cpu"], allowance_s=600), torch.no_grad():
+        decoder = Decoder().eval()
+        for _ in range(4):
+            generate(decoder, 4)
+    (found,) = [one for one in findings(load(tmp_path / "run.json")) if one.rule == "partly-read"]
+    assert found.remedies[0].fix == "narrow_first"
+    assert "`logits[:, -1]`" in found.title
 
 
 def test_the_part_may_be_written_first(tmp_path):
