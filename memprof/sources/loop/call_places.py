@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import CodeType, FrameType
 
+from memprof.cpython.frame_locals import frame_variable
 from memprof.sources.user_files import is_user_file
 
-__all__ = ["CallPlaces"]
+__all__ = ["CallPlaces", "is_later_row"]
 
 _MOST_FRAMES = 100
 """A stack is followed so far; what is deeper recurses."""
 _MOST_PLACES = 4096
 _DERIVATIVES = "/torch/autograd/functional.py"
-"""Where a call by the program makes many passes: one for each row of a Jacobian."""
-_FRAMES_OF_PASS = 6
-"""At most so many lie between such a function and autograd's engine."""
+_JACOBIAN = "jacobian"
+"""The function there that makes a pass for each row, the rows of several results counted by …"""
+_COUNTERS = ("i", "j")
+"""… these variables of its (torch 2.4 to 2.15)."""
+_FRAMES_OF_PASS = 12
+"""At most so many lie between such a function and what is told of its passes."""
 _THROUGH = ("/torch/nn/", "/torch/utils/", "/torch/_dynamo/", "/torch/autograd/")
 
 
@@ -25,7 +29,6 @@ class CallPlaces:
     def __init__(self) -> None:
         """None is known."""
         self._lines: dict[int, tuple[str, int]] = {}
-        self._of_derivatives: set[int] = set()
 
     def of_call(self, frame: FrameType | None) -> int:
         """The number of the place that ``frame`` is at, which is never 0; 0 without a frame."""
@@ -53,29 +56,24 @@ class CallPlaces:
         """The same of the call of autograd's engine that ``frame`` runs in; 0 on its own thread."""
         while frame is not None:
             if frame.f_code in engine:
-                place = self.of_call(frame)
-                if _is_within_derivative(frame):
-                    self._of_derivatives.add(place)
-                return place
+                return self.of_call(frame)
             frame = frame.f_back
         return 0
-
-    def is_of_derivative(self, place: int) -> bool:
-        """Whether a backward pass of that place was one of many that a function of torch makes."""
-        return place in self._of_derivatives
 
     def line(self, place: int) -> tuple[str, int]:
         """File and line of a place: the innermost of the program's own; ("", 0) if not known."""
         return self._lines.get(place, ("", 0))
 
 
-def _is_within_derivative(frame: FrameType) -> bool:
-    """Whether a function of torch's that makes many passes has made the one of ``frame``."""
-    outer, frames_to_go = frame.f_back, _FRAMES_OF_PASS
-    while outer is not None and frames_to_go:
-        if outer.f_code.co_filename.replace("\\", "/").endswith(_DERIVATIVES):
-            return True
-        outer, frames_to_go = outer.f_back, frames_to_go - 1
+def is_later_row(frame: FrameType | None) -> bool:
+    """Whether the pass that ``frame`` runs in is a Jacobian's, of another row than the first."""
+    frames_to_go = _FRAMES_OF_PASS
+    while frame is not None and frames_to_go:
+        code = frame.f_code
+        if code.co_name == _JACOBIAN and code.co_filename.replace("\\", "/").endswith(_DERIVATIVES):
+            counts = [frame_variable(frame, name) for name in _COUNTERS]
+            return all(type(one) is int for one in counts) and any(counts)
+        frame, frames_to_go = frame.f_back, frames_to_go - 1
     return False
 
 

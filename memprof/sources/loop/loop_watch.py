@@ -20,7 +20,7 @@ from memprof.sources.cpu.dispatch_mode import pop_left, skip_in_dynamo
 from memprof.sources.graph_nodes import keeps_node_objects, longest_walk
 from memprof.sources.guarded_access import GuardedAccess
 from memprof.sources.loop.backward_passes import BackwardPasses
-from memprof.sources.loop.call_places import CallPlaces
+from memprof.sources.loop.call_places import CallPlaces, is_later_row
 from memprof.sources.loop.module_hooks import ModuleHooks
 from memprof.sources.loop.module_paths import ModulePaths
 from memprof.sources.loop.optimizer_hooks import OptimizerHooks
@@ -459,16 +459,18 @@ class LoopWatch:
         if thread.backward:
             thread.after_forward = False
             thread.passed_at = self.places.of_backward(sys._getframe(2), self._engine)
+            thread.passes_row = is_later_row(sys._getframe(2))
             self._tell(lambda one: one.backward_began())
         else:
             drop_ended(thread.optimizers)
             in_optimizer = bool(thread.optimizers)
-            self._guard(self._tell_pass, thread.passed_at, in_optimizer=in_optimizer)
+            self._guard(self._tell_pass, thread, in_optimizer=in_optimizer)
             self._tell(lambda one: one.backward_ended())
 
-    def _tell_pass(self, place: int, *, in_optimizer: bool) -> None:
-        is_part = self.places.is_of_derivative(place)
-        self._steps.backward_ended(place, in_optimizer=in_optimizer, is_part=is_part)
+    def _tell_pass(self, thread: ThreadState, *, in_optimizer: bool) -> None:
+        self._steps.backward_ended(
+            thread.passed_at, in_optimizer=in_optimizer, is_part=thread.passes_row
+        )
 
     def _pass_began(self, roots: Any) -> None:
         """The calling thread calls autograd's engine, within another pass perhaps."""
@@ -494,7 +496,7 @@ class LoopWatch:
         thread.backward = False
         drop_ended(thread.optimizers)
         if self._steps.may_end_with_passes:
-            self._tell_pass(thread.passed_at, in_optimizer=bool(thread.optimizers))
+            self._tell_pass(thread, in_optimizer=bool(thread.optimizers))
             if thread.passes_newest:
                 self._steps.end_without_call()
         elif not self._steps.optimized and not thread.optimizers:

@@ -20,6 +20,10 @@ _UNDECIDED_CALLS = 8
 _UNDECIDED_CONTINUED = 1000
 """The same for calls that go on with what a call before them made: a sequence may be as long."""
 
+_MOST_BEFORE = 64
+"""Iterations before the first surer sign that count as what lies between two: features may have
+been computed in thousands of calls, or the first of all iterations may have as many tasks."""
+
 _MOST_MODULES = 256
 _LEAST_SILENCE = 8
 """Iterations with a lesser sign only, after which those are the program's steps.
@@ -190,12 +194,12 @@ class StepDetector:
         """A backward pass that was asked for at ``place`` is over; 0: not known where.
 
         ``in_optimizer``: an optimizer's step is under way, whose end is the surer one.
-        ``is_part``: it is one of many for a single result, as a Jacobian has one for each row.
+        ``is_part``: another one for the same result came before, as a Jacobian has one a row.
         """
         if self.explicit:
             return
         self._sees_passes = True
-        if is_part and not self._has_call:
+        if is_part:
             return
         if self._backward.ends(self._of_calls, place=place) and not in_optimizer:
             self._passed_place = place
@@ -343,11 +347,13 @@ class StepDetector:
         step = self.current
         self.current = step + 1
         guess = self._guess
+        was_surest = self._sign == sign
         if self._sign is None or sign >= self._sign:
             self._silence = 0
             self._sign = sign
         for lesser in [one for one in self._within if one < sign]:
-            self._most_within[lesser] = max(self._most_within[lesser], self._within[lesser])
+            count = self._within[lesser] if was_surest else min(self._within[lesser], _MOST_BEFORE)
+            self._most_within[lesser] = max(self._most_within[lesser], count)
             self._within[lesser] = 0
         if guess is not None and guess.first == step:  # it was opened, and is told now
             self._guess = guess if sign <= guess.sign else None

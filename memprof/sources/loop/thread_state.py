@@ -123,6 +123,7 @@ class ThreadState:
         "passed_at",
         "passes",
         "passes_newest",
+        "passes_row",
         "passing",
         "paths",
         "untold_pass",
@@ -138,6 +139,8 @@ class ThreadState:
         self.after_forward = False
         self.called_at = self.passed_at = 0
         """Places (`CallPlaces`) of the last call of a module from outside, and backward pass."""
+        self.passes_row = False
+        """That pass was of another row of a Jacobian than the first."""
         self.passes = 0
         """Backward passes on autograd's own threads that had begun as the forward pass ended."""
         self.backward = False

@@ -296,3 +296,37 @@ def test_the_passes_of_a_jacobian_are_no_steps(tmp_path):
     path = tmp_path / "run.json"
     assert merged_guesses(path, program) == []
     assert len(memprof.load(path).device("cpu").steps) == 4
+
+
+@pytest.mark.parametrize("function", ["jacobian", "vjp", "hvp"])
+def test_each_derivative_of_a_plain_function_is_a_step(steps, function):
+    derivative = getattr(torch.autograd.functional, function)
+
+    def value(x):
+        return (x**3).sum() if function == "hvp" else x**3
+
+    def program():
+        torch.ones(3, requires_grad=True).sum().backward()
+        for _ in range(12):
+            x = torch.ones(6)
+            derivative(value, x) if function == "jacobian" else derivative(value, x, x.clone())
+
+    count, _ = steps(program)
+    assert count >= 12
+
+
+def test_many_calls_before_the_training_silence_none_after_it(steps):
+    def program():
+        features, model = nn.Linear(4, 4).eval(), nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with torch.no_grad():
+            data = [features(torch.ones(2, 4)) for _ in range(200)]
+        for x in data[:10]:
+            trained(model, optimizer, x)
+        with torch.no_grad():
+            for x in data:
+                model(x)
+
+    count, guess = steps(program)
+    assert count > 100
+    assert guess.sign == "call"
