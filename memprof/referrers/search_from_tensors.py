@@ -55,6 +55,8 @@ FOR_LINES_S = 0.1
 """Seconds that reading sources may take at the end."""
 _GRAPHS_S = 0.1
 """Seconds that graphs are walked at most."""
+_MOST_ENDS = 24
+"""Tensors that end graphs from which the way to a name is looked for: three passes."""
 _LAST = 1.5
 """The next pass is taken to last at most so many times as long as the one before."""
 
@@ -121,6 +123,10 @@ class UpwardSearch:
         self._keeping: set[int] = set()
         """Ids of iterators that keep what they have passed on: a loop may run through them, which
         has no variable for them."""
+        self._in_graphs: dict[int, object] = {}
+        """Tensors in graphs by id, while the answer is made."""
+        self._has_run_since = False
+        """The job has run since graphs were walked: they may be others now."""
         self._waiting: list[int] = []
         self._old_keys: set[int] = set()
         """Ids of what waits or has waited."""
@@ -140,6 +146,7 @@ class UpwardSearch:
         """
         began_s = time.thread_time()
         moment = _Moment.now()
+        self._has_run_since = self.has_begun  # the job, since graphs were walked
         waiting = self._start() if not self.has_begun else self._again()
         moment.own.add(id(waiting))
         before = self._passes
@@ -172,28 +179,41 @@ class UpwardSearch:
         return starts
 
     def _ends_of_graphs(self, tensors: list[Any]) -> list[object]:
-        """Tensors whose graphs lead to what is looked for; those in nobody else's graph first."""
-        shown = set(self._key.values())
-        self._key |= {-key: key for key in self._targets.values() if key > 0 and key not in shown}
-        with plain_torch():
-            ends = [one for one in tensors if not is_bare(one)]
-            visible = frozenset(map(id, tensors))
-            edges = TorchEdges(_GraphsAlone(), self._wanted_targets, visible, Deadline(_GRAPHS_S))
-            for place, edge in edges.of(ends):
-                at = -edge.key if edge.key and edge.key not in shown else id(edge.value)
-                if at in visible or at < 0:
-                    self._through_graphs.setdefault((id(ends[place]), at), edge.path)
+        """Tensors whose graphs lead to what is looked for: first those in nobody else's graph.
+
+        Of those within it a few: who has them is mostly another graph.
+        """
+        self._through_graphs = self._walk_graphs(tensors)
         above: dict[int, list[int]] = defaultdict(list)
         for up, at in self._through_graphs:
             above[at].append(up)
+        self._key |= {at: -at for at in above if at < 0}
         wanted, level = dict.fromkeys(self._key), list(self._key)
         while level:
             level = [up for at in level for up in above.get(at, ()) if up not in wanted]
             wanted |= dict.fromkeys(level)
         for at in wanted:
             self._above[at] += [up for up in above.get(at, ()) if up != at][:_MOST_ABOVE]
-        leading = [one for one in ends if id(one) in wanted and id(one) not in self._key]
-        return sorted(leading, key=lambda one: bool(self._above[id(one)]))
+        leading = [one for one in tensors if id(one) in wanted and id(one) not in self._key]
+        leading.sort(key=lambda one: bool(self._above[id(one)]))
+        return leading[:_MOST_ENDS]
+
+    def _walk_graphs(self, tensors: list[Any]) -> dict[tuple[int, int], tuple[Link, ...]]:
+        """Ways through graphs from a tensor to another one, or to what is looked for."""
+        shown = {key for at, key in self._key.items() if at > 0}
+        ways: dict[tuple[int, int], tuple[Link, ...]] = {}
+        with plain_torch():
+            ends = [one for one in tensors if not is_bare(one)]
+            visible = frozenset(map(id, tensors))
+            edges = TorchEdges(_GraphsAlone(), self._wanted_targets, visible, Deadline(_GRAPHS_S))
+            for place, edge in edges.of(ends):
+                # A look at what is saved makes an object for it, which may live on.
+                is_visible = id(edge.value) in visible
+                key = self._wanted_targets.key(edge.value) if is_visible else edge.key  # type: ignore[arg-type]
+                at = -key if key and key not in shown else id(edge.value)
+                if is_visible or at < 0:
+                    ways.setdefault((id(ends[place]), at), edge.path)
+        return ways
 
     def _again(self) -> list[object]:
         """What waits, looked up by address, in the order in which it waits."""
@@ -267,10 +287,18 @@ class UpwardSearch:
 
     def _answer(self, moment: _Moment) -> None:
         naming, files = Naming(), user_files()
-        with reading_until(Deadline(FOR_LINES_S).check):
+        if self._through_graphs and self._has_run_since:
+            tensors = [one for one in live_tensors() if not is_symbolic(one)]
+            self._through_graphs = self._walk_graphs(tensors)
+        ends = {at for _, at in self._through_graphs if at > 0}
+        self._in_graphs = {id(one): one for one in objects_at(sorted(ends))} if ends else {}
+        deadline = Deadline(FOR_LINES_S)
+        with reading_until(deadline.check):
             for target, key in self._targets.items():
-                chains = []
+                chains: list[tuple[Any, list[Link]]] = []
                 for way in self._ways(key):
+                    if chains and deadline.check():
+                        break
                     root = self._root(way[0], moment)
                     links = self._links(root, way, naming) if root is not None else None
                     if root is not None and links is not None:
@@ -281,6 +309,7 @@ class UpwardSearch:
                 by_merit = sorted(chains, key=lambda one: one[0])
                 best = [one for _, one in by_merit] or self._unshown(key)
                 self.searched[target] = best_holders(best, self._limit, files)
+        self._in_graphs = {}
 
     def _unshown(self, key: int) -> list[list[Link]]:
         """What is known of memory that no tensor of Python's shows; nothing of other memory."""
@@ -300,11 +329,13 @@ class UpwardSearch:
         run = [self._first(root, way)]
         for before, at in pairwise(way):
             path = self._through_graphs.get((before, at))
+            if path is None and at < 0:
+                return None
             if path is None:
                 run += [one for one in gc.get_referents(run[-1]) if id(one) == at][:1]
             else:
                 links += [*naming.links(run), *path]
-                run = objects_at([at]) if at > 0 else [None]
+                run = [self._in_graphs.get(at)] if at > 0 else [None]
             if at > 0 and (not run or id(run[-1]) != at):
                 return None
         links += naming.links(run)

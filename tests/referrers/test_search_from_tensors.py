@@ -159,3 +159,45 @@ def test_objects_are_looked_up_by_address_if_they_are_there_still():
     found = objects_at(addresses)
     assert any(one is kept for one in found)
     assert all(id(one) in addresses for one in found)
+
+
+@pytest.mark.whole_heap
+def test_a_graph_that_was_freed_meanwhile_holds_nothing():
+    hidden = (torch.ones(4, requires_grad=True) * 2).sigmoid()
+    key = hidden.untyped_storage()._cdata
+    KEPT.append(hidden.sum())
+    del hidden
+    climb = UpwardSearch([key])
+    with quiet():
+        climb.proceed(0.0)
+        assert not climb.is_over
+        KEPT[0].backward()
+        while not climb.is_over:
+            climb.proceed(0.0)
+    assert not any(one.is_named for one in climb.searched[key])
+
+
+@pytest.mark.whole_heap
+def test_the_end_of_a_long_chain_is_come_upon_in_a_few_passes():
+    state = torch.ones(3, requires_grad=True)
+    keys = []
+    for _ in range(300):
+        state = (state * 1.01).tanh()
+        keys.append(state.untyped_storage()._cdata)
+    KEPT.append(state.sum())
+    del state
+    ((first, *_),), times = climbed(keys[:1], 0.0)
+    assert first.endswith("global `KEPT` of " + __name__)
+    assert times <= 8
+
+
+@pytest.mark.whole_heap
+def test_what_nothing_holds_makes_nobody_wait():
+    KEPT.append(torch.ones(5))
+    gone = torch.ones(6)
+    keys = [KEPT[0].untyped_storage()._cdata, gone.untyped_storage()._cdata]
+    del gone
+    found, times = climbed(keys, 0.0)
+    assert "`KEPT` (1 items)" in found[0][0]
+    assert found[1] == ["no Python owner found"]
+    assert times <= 3
