@@ -20,10 +20,6 @@ _UNDECIDED_CALLS = 8
 _UNDECIDED_CONTINUED = 1000
 """The same for calls that go on with what a call before them made: a sequence may be as long."""
 
-_MOST_BEFORE = 64
-"""Iterations before the first surer sign that count as what lies between two: features may have
-been computed in thousands of calls, or the first of all iterations may have as many tasks."""
-
 _MOST_MODULES = 256
 _LEAST_SILENCE = 8
 """Iterations with a lesser sign only, after which those are the program's steps.
@@ -47,6 +43,11 @@ class Sign(enum.IntEnum):
     OPTIMIZER = 3
     MARK = 4
     """The program said so."""
+
+
+_MOST_BEFORE = {Sign.CALL: 64, Sign.BACKWARD: 1024}
+"""Iterations before the first surer sign that count as what lies between two. The first iteration
+may have as many tasks, each with passes; features may have been computed in thousands of calls."""
 
 
 class Guess(msgspec.Struct):
@@ -352,7 +353,11 @@ class StepDetector:
             self._silence = 0
             self._sign = sign
         for lesser in [one for one in self._within if one < sign]:
-            count = self._within[lesser] if was_surest else min(self._within[lesser], _MOST_BEFORE)
+            count = (
+                self._within[lesser]
+                if was_surest
+                else min(self._within[lesser], _MOST_BEFORE[lesser])
+            )
             self._most_within[lesser] = max(self._most_within[lesser], count)
             self._within[lesser] = 0
         if guess is not None and guess.first == step:  # it was opened, and is told now
