@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from memprof.source_code.dataflow import Flow
 from memprof.source_code.program import (
@@ -23,7 +23,7 @@ from memprof.source_code.program import (
     calls_in,
     root_name,
 )
-from memprof.source_code.scopes import BINDING, COMPREHENSIONS, LOOPING, Scopes, syntax_of
+from memprof.source_code.scopes import BINDING, COMPREHENSIONS, LOOPING, Scopes, Syntax, syntax_of
 from memprof.source_code.verbs import FILLING, SAME_VALUES
 
 __all__ = ["Factor", "factors_of", "is_called_of_batch"]
@@ -51,6 +51,15 @@ _PRODUCTS = frozenset(("addmm", "baddbmm", "bmm", "dot", "einsum", "matmul", "mm
 _ASKING = frozenset(("isinstance", "len", "print"))
 _DIAGONAL = frozenset(("diag", "diag_embed", "diagflat", "eye"))
 _BROADCAST = frozenset(("unsqueeze", "meshgrid", "ix_", "combinations", "cartesian_prod"))
+
+_ALL_PAIRS = frozenset(
+    (
+        *("cartesian_prod", "combinations", "combinations_with_replacement", "meshgrid"),
+        *("ndindex", "permutations", "product", "tril_indices", "tril_indices_from"),
+        *("triu_indices", "triu_indices_from"),
+    )
+)
+"""Functions of which half of all pairs come, or more."""
 
 
 @dataclass(eq=False)
@@ -83,10 +92,12 @@ class Factor(Flow):
             return True
         filled = _filled(node)
         key = self._key(filled, scopes)
-        values = [value for one, value in self._bindings if one == key]
-        if filled is None or key is None or not any(map(_is_zeros, values)):
+        if filled is None or key is None or not any(map(_is_zeros, self._bound_to(key))):
             return False
-        if any(_is_counted(self.source.nodes, index, scopes) for index in _pair_of(node)):
+        pair = _pair_of(node)
+        if any(_is_counted(self.source.nodes, index, scopes) for index in pair):
+            return False
+        if self._goes_over_all(node, pair, scopes) or self._is_trained(node, scopes):
             return False
         self.keys.add(key)
         self.name = ast.unparse(filled)
@@ -153,26 +164,71 @@ class Factor(Flow):
                 inner and receiver is not None and self._is_diagonal(receiver, scopes)
             )
         key = self._key(node, scopes) if isinstance(node, ast.Name) else None
-        values = [value for one, value in self._bindings if one == key] if key is not None else []
+        values = self._bound_to(key)
         return bool(values) and all(
             isinstance(value, ast.Call) and called_name(value) in _DIAGONAL for value in values
         )
 
-    @cached_property
-    def _bindings(self) -> list[tuple[tuple[int, str] | None, ast.expr | None]]:
-        return [
-            (self._key(target, scopes), value)
-            for node, scopes in self.source.passing
-            if isinstance(node, BINDING)
-            for target, value in assigned(node)
-        ] + [
-            (self._key(node.func.value, scopes), value)
-            for node, scopes in self.source.passing
-            if isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in FILLING
-            for value in node.args
+    def _bound_to(self, key: tuple[int, str] | None) -> list[ast.expr | None]:
+        """What a name is bound to, in all of the program."""
+        return self._bindings.get(key, []) if key is not None else []
+
+    @property
+    def _bindings(self) -> dict[tuple[int, str] | None, list[ast.expr | None]]:
+        return _bindings_of(self.source)
+
+    def _goes_over_all(self, node: ast.AST, pair: list[ast.expr], scopes: Scopes) -> bool:
+        """Whether the indices are pairs of all numbers, or half of them: no list of edges."""
+        inside = [
+            one
+            for one, around in self.source.nodes
+            if isinstance(one, (*LOOPING, ast.While))
+            and around[: len(scopes)] == scopes
+            and any(each is node for each in ast.walk(one))
         ]
+        names = {one.id for one in pair if isinstance(one, ast.Name)}
+        for loop in inside:
+            if isinstance(loop, ast.While) and names & _stepped_in(loop):
+                return True
+        loops = [one for one in inside if isinstance(one, LOOPING)]
+        first, second = (self._written_out(one, scopes, loops) for one in pair)
+        if any(calls_in(one, *_ALL_PAIRS) for one in (*first, *second)):
+            return True
+        bound = [_innermost(loops, written) for written in (first, second)]
+        if None in bound or bound[0] is bound[1]:
+            return False
+        outer, inner = sorted((loop for loop in bound if loop), key=loops.index)
+        targets = {_last_name(one) for one in bound_names(_as_assignment(outer))}
+        parts = self._written_out(inner.iter, scopes, ())
+        is_sliced = any(isinstance(one, ast.Slice) for one in ast.walk(inner.iter))
+        return is_sliced or not any(targets & _loaded(one) for one in parts)
+
+    def _written_out(
+        self, node: ast.expr, scopes: Scopes, loops: Sequence[ast.AST]
+    ) -> list[ast.expr]:
+        """An expression, with those that its names are bound to, and what loops take them of."""
+        parts, waiting, known = [], [node], set()
+        while waiting:
+            part = waiting.pop()
+            parts.append(part)
+            for one in ast.walk(part):
+                key = self._key(one, scopes) if isinstance(one, _NAMES) else None
+                if key is None or key in known:
+                    continue
+                known.add(key)
+                waiting += [value for value in self._bound_to(key) if value is not None]
+                waiting += [
+                    loop.iter
+                    for loop in loops
+                    if isinstance(loop, LOOPING)
+                    and key in {self._key(each, scopes) for each in _targets_of(loop)}
+                ]
+        return parts
+
+    def _is_trained(self, node: ast.AST, scopes: Scopes) -> bool:
+        """Whether it is filled with what comes of a parameter."""
+        flow = _of_parameters(self.source)
+        return any(flow.carries(value, scopes) for value in _values_of(node))
 
     def _returns(self, call: ast.Call, scopes: Scopes) -> bool:
         name, function = called_name(call), call.func
@@ -237,11 +293,14 @@ class Factor(Flow):
                 targets = {self._key(one, around) for one in bound_names(_as_assignment(node))}
                 names = [one for one in ast.walk(node.iter) if isinstance(one, _NAMES)]
                 keys |= {self._key(one, around) for one in names} if targets & keys else set()
-        values = [value for key, value in self._bindings if key in keys]
+        values = [value for key in keys for value in self._bound_to(key)]
         if not values:  # a parameter: by the name that the caller has for it
             names_of = {key[1] for key in keys if key is not None}
             values = [
-                value for key, value in self._bindings if key is not None and key[1] in names_of
+                value
+                for key, bound in self._bindings.items()
+                if key is not None and key[1] in names_of
+                for value in bound
             ]
         made = {
             called_name(one) for value in values if value is not None for one in calls_in(value)
@@ -326,6 +385,38 @@ def factors_of(programs: Sequence[Program]) -> Iterator[Factor]:
                 yield flow
 
 
+@lru_cache(maxsize=4)
+def _bindings_of(source: Syntax) -> dict[tuple[int, str] | None, list[ast.expr | None]]:
+    """What each name of a program is bound to, and what containers and buffers are given."""
+    plain = Factor(source, through=False)
+    bindings: dict[tuple[int, str] | None, list[ast.expr | None]] = {}
+    for node, scopes in source.passing:
+        for target, value in _given_in(node):
+            bindings.setdefault(plain._key(target, scopes), []).append(value)
+    return bindings
+
+
+def _given_in(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    if isinstance(node, BINDING):
+        yield from assigned(node)
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return
+    if node.func.attr in FILLING:
+        yield from ((node.func.value, value) for value in node.args)
+    named = node.args[0] if node.args else None
+    if node.func.attr == "register_buffer" and isinstance(named, ast.Constant):
+        buffer = ast.Attribute(node.func.value, str(named.value))
+        yield from ((buffer, value) for value in node.args[1:2])
+
+
+@lru_cache(maxsize=4)
+def _of_parameters(source: Syntax) -> Flow:
+    """The parameters that a program makes itself, and what is computed from them."""
+    made = {id(node) for node, _ in source.passing if called_name(node) == "Parameter"}
+    flow = _OfCalls(source, through=True, origins=frozenset(made))
+    return flow.follow() if made else flow
+
+
 def is_called_of_batch(place: Place, programs: Sequence[Program]) -> bool:
     """Whether a statement makes one matrix of all graphs of a batch: ``to_dense_adj(edge_index)``.
 
@@ -403,6 +494,41 @@ def _pair_of(node: ast.AST) -> list[ast.expr]:
     if not isinstance(pair, ast.Tuple) or len(pair.elts) != _PAIR:
         return []
     return pair.elts if all(map(_is_index, pair.elts)) else []
+
+
+def _values_of(node: ast.AST) -> list[ast.expr]:
+    """What a statement, or a call of `index_put_`, fills with."""
+    if isinstance(node, (ast.Assign, ast.AugAssign)):
+        return [node.value]
+    return list(_arguments(node))[1:] if isinstance(node, ast.Call) else []
+
+
+def _loaded(node: ast.expr) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+
+
+def _targets_of(loop: ast.For | ast.AsyncFor | ast.comprehension) -> list[ast.expr]:
+    return bound_names(_as_assignment(loop))
+
+
+def _innermost(
+    loops: Sequence[ast.For | ast.AsyncFor | ast.comprehension], written: list[ast.expr]
+) -> ast.For | ast.AsyncFor | ast.comprehension | None:
+    """The loop that an index changes with."""
+    names = {name for one in written for name in _loaded(one)}
+    of_loops = [loop for loop in loops if names & {_last_name(one) for one in _targets_of(loop)}]
+    return of_loops[-1] if of_loops else None
+
+
+def _stepped_in(loop: ast.While) -> set[str]:
+    """Variables that a loop counts up: ``i += 1``, ``i = i + 1``."""
+    return {
+        target.id
+        for node in ast.walk(loop)
+        for target, value in assigned(node)
+        if isinstance(target, ast.Name)
+        and (isinstance(node, ast.AugAssign) or (value and target.id in _loaded(value)))
+    }
 
 
 def _is_index(node: ast.expr) -> bool:

@@ -22,7 +22,7 @@ _OWN = re.compile(
 )
 _WRITTEN = re.compile(
     r"/torch_geometric\.[\w.]+\.py$"
-    r"|/(?:[^/]*[Tt][Ee]?[Mm][Pp][^/]*|T)/[\w.]+_(?:propagate|edge_updater)_[a-z0-9_]{8}\.py$"
+    r"|/(?:[Tt][Ee]?[Mm][Pp]|T)/[\w.]+_(?:propagate|edge_updater)_[a-z0-9_]{8}\.py$"
 )
 """What PyG writes for each layer, the user's too, into a temporary folder
 (``torch_geometric/template.py``): module, class and method, and what `tempfile` adds to a name."""

@@ -83,6 +83,34 @@ def as_buffer():
     return step
 
 
+class Stored(nn.Module):
+    """Its edges are a buffer, and are not said to be few."""
+
+    def __init__(self, edges):
+        super().__init__()
+        self.register_buffer("edges", edges)
+        self.linear = nn.Linear(CHANNELS, CHANNELS)
+
+    def forward(self, x):
+        links = torch.zeros(NODES, NODES)
+        links[self.edges[0], self.edges[1]] = 1.0
+        return self.linear(links @ x)
+
+
+def stored(count=EDGES):
+    module, x = Stored(edges_of_graph(count)), torch.rand(NODES, CHANNELS)
+
+    def step(number):
+        module(x).square().mean().backward()
+        module.zero_grad()
+
+    return step
+
+
+def of_most_pairs_in_a_buffer():
+    return stored(NODES * NODES // 2)
+
+
 def looks_alike():
     """Which pairs are no edges is read, too: attention over neighbours, masked."""
     attention, x, edges = Attention(), torch.rand(NODES, CHANNELS), edges_of_graph()
@@ -123,7 +151,11 @@ def test_a_buffer_of_a_module_is_one_as_well(tmp_path):
     )
 
 
-@pytest.mark.parametrize("program", [of_most_pairs, small])
+def test_few_edges_in_a_buffer_are_told_from_many(tmp_path):
+    assert "dense-adjacency" in names(stored, tmp_path / "run.json")
+
+
+@pytest.mark.parametrize("program", [of_most_pairs, of_most_pairs_in_a_buffer, small])
 def test_nothing_is_said_of_what_sparse_would_not_be_smaller_or_matters_little(program, tmp_path):
     assert "dense-adjacency" not in names(program, tmp_path / "run.json")
 

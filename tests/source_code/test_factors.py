@@ -119,10 +119,43 @@ def test_a_matrix_of_which_the_zeros_are_read_too_is_none(use, tmp_path):
         "adj[:, edges[0]] = 1.0",
         "adj[0, 1] = 1.0",
         "adj = adj.normal_()",
+        "for i, j in itertools.product(x, x):\n        adj[i, j] = kernel(i, j)",
+        "pairs = list(combinations(x, 2))\n    for i, j in pairs:\n        adj[i, j] = near(i, j)",
+        "for i in x:\n        for j in x:\n            adj[i, j] = kernel(i, j)",
+        "for a in x:\n        for b in x[1:]:\n            adj[a.at, b.at] = kernel(a, b)",
+        "i = 0\n    while i < n:\n        adj[i, edges[i]] = 1.0\n        i += 1",
+        "half = torch.tril_indices(n, n)\n    adj[half[0], half[1]] = x",
     ],
 )
 def test_a_matrix_that_may_be_filled_in_full_is_none(fill, tmp_path):
     code = f"def run(x, edges, n):\n    adj = torch.zeros(n, n)\n    {fill}\n    return adj @ x\n"
+    assert list(factors_of([program(tmp_path, code)])) == []
+
+
+def test_one_with_an_edge_for_each_neighbour_of_each_node_is(tmp_path):
+    code = """
+def run(x, graph, n):
+    adj = torch.zeros(n, n)
+    for node in graph:
+        for other in graph[node]:
+            adj[node, other] = 1.0
+    return adj @ x
+"""
+    assert len(list(factors_of([program(tmp_path, code)]))) == 1
+
+
+@pytest.mark.parametrize("values", ["self.values", "self.values.exp()"])
+def test_one_that_is_filled_with_parameters_is_none(values, tmp_path):
+    code = f"""
+class Net(nn.Module):
+    def __init__(self, rows, columns):
+        self.values = nn.Parameter(torch.zeros(9))
+        self.rows, self.columns = rows, columns
+    def forward(self, x):
+        lower = torch.zeros(9, 9)
+        lower[self.rows, self.columns] = {values}
+        return x @ lower
+"""
     assert list(factors_of([program(tmp_path, code)])) == []
 
 

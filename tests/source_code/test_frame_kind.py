@@ -22,6 +22,8 @@ from memprof.source_code.frame_kind import FrameKind, frame_kind
             FrameKind.LIBRARY,
         ),
         ("/home/me/gnn_Conv_propagate_messages.py", FrameKind.USER),
+        ("/home/me/templates/gnn_propagate_features.py", FrameKind.USER),
+        ("/home/me/attempts/conv_edge_updater_weighted.py", FrameKind.USER),
         ("/tmp/gnn_propagate.py", FrameKind.USER),
         ("/home/me/train.v2_final.py", FrameKind.USER),
         ("", FrameKind.NATIVE),

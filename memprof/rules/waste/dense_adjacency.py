@@ -121,7 +121,8 @@ def _made_by(window: Window, factor: Factor) -> Bools:
 def _has_many_edges(window: Window, made: Bools, size: int) -> bool:
     """Whether something was there as the first was made that may be edges of most pairs."""
     first = int(np.flatnonzero(made & (window.lives.size >= size))[0])
-    there = window.lives.alive_at(int(window.lives.alloc[first])) & ~made & ~window.has_owner
+    there = window.lives.alive_at(int(window.lives.alloc[first])) & ~made
+    there &= ~window.has_owner | (window.category == Category.BUFFER)
     return bool((window.lives.size[there] >= _MANY_EDGES * size).any())
 
 
