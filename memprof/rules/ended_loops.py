@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import FUNCTIONS, LOOPS, place_of
@@ -47,14 +49,20 @@ def training_is_over(survival: Survival, place: int) -> bool:
 
     What is evaluated last counts as steps of its own, as there is nothing else to count.
     """
+    learned = _learning_steps(survival)
+    if not len(learned) or int(learned[-1]) > place + 1:
+        return False
+    return bool(2 * len(learned) > place)
+
+
+@lru_cache(maxsize=1)  # asked for each group of allocations
+def _learning_steps(survival: Survival) -> npt.NDArray[np.int64]:
+    """Places of the steps in which a backward pass allocated something, in order."""
     lives = survival.lives
     phases = np.array([label.phase for label in survival.tables.labels])
-    learned = lives.allocated_in[
-        (phases[lives.label] == Phase.BACKWARD) & (lives.allocated_in >= 0)
-    ]
-    if not len(learned) or int(learned.max()) > place + 1:
-        return False
-    return bool(2 * len(np.unique(learned)) > place)
+    learned = (phases[lives.label] == Phase.BACKWARD) & (lives.allocated_in >= 0)
+    steps: npt.NDArray[np.int64] = np.unique(lives.allocated_in[learned]).astype(np.int64)
+    return steps
 
 
 def _lines(survival: Survival, stacks: list[int]) -> _Lines:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from memprof.source_code.program import FUNCTIONS, Place, Program, bound_names, calls_in
+from memprof.source_code.values import goes_backward
 
 __all__ = ["KeptPart", "kept_part"]
 
@@ -31,7 +32,7 @@ def kept_part(place: Place, programs: Sequence[Program]) -> KeptPart | None:
 
     ``outputs = model(**inputs)``, then ``self.window.append(outputs)`` in the same function. None
     where the list is no attribute or is never emptied, where anything else is appended to it or
-    read of its items, and where that cannot be told.
+    read of its items, where a backward pass may start from it, and where that cannot be told.
     """
     names = {one.id for one in bound_names(place.statement) if isinstance(one, ast.Name)}
     for call in calls_in(place.scope, "append"):
@@ -43,6 +44,8 @@ def kept_part(place: Place, programs: Sequence[Program]) -> KeptPart | None:
         files = {id(one): one for one in (place.program, *programs)}.values()
         reads = _Reads(kept.attr, call)
         if all(reads.follow(one) for one in files) and reads.texts and reads.is_emptied:
+            if goes_backward(at, ast.unparse(kept), programs):
+                return None  # a copy without its graph would learn nothing
             texts = tuple(dict.fromkeys(reads.texts))
             return KeptPart(texts, at, _instead(call, texts))
     return None

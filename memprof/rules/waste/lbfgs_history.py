@@ -22,6 +22,8 @@ _FILE = "/torch/optim/lbfgs.py"
 _CLASS = "LBFGS"
 _ENOUGH = 10
 """Pairs that are kept after the change, what SciPy's L-BFGS keeps by default."""
+_POSITION = 7
+"""Of ``history_size`` among the arguments of ``torch.optim.LBFGS``."""
 _LEAST_PAIRS = 15
 """Pairs at the peak: with fewer there is little to gain."""
 _LEAST_SHARE = 0.2
@@ -71,15 +73,21 @@ class LbfgsHistory(WasteRule[History]):
         made = list(optimizers_made(case.programs, (_CLASS,)))
         call, place = made[0] if len(made) == 1 else (None, case.site)
         size = keyword(call, "history_size") if call is not None else None
-        is_default = size is None or isinstance(size, ast.Constant)
         patch = ""
-        if place is not None and call is not None and is_default:
+        if place is not None and call is not None and _may_be_set(call, size):
             patch = diff(place.program, with_keyword(call, "history_size", str(_ENOUGH)))
+        of_default = "the default keeps 100 pairs, and " if size is None else ""
         why = (
             f"{format_bytes(match.nbytes)} are of earlier steps, two vectors of the length of all "
-            f"parameters for each; the default keeps 100 pairs, and {_ENOUGH} are mostly enough."
+            f"parameters for each; {of_default}{_ENOUGH} are mostly enough."
         )
         yield Advice("history_size", why, place, patch=patch)
+
+
+def _may_be_set(call: ast.Call, size: ast.expr | None) -> bool:
+    """Whether the call gives no size, or a number; by position it is the seventh argument."""
+    by_position = len(call.args) >= _POSITION or any(isinstance(a, ast.Starred) for a in call.args)
+    return not by_position and (size is None or isinstance(size, ast.Constant))
 
 
 def _of_history(window: Window) -> Bools:

@@ -123,11 +123,12 @@ def _results_of(window: Window, at_peak: Bools) -> tuple[int, ...]:
     steps, freed = (np.unique(column[at_peak]) for column in (window.made_in, window.freed_in))
     alike = outlive_steps(window) & window.at_peak & (window.module > 0)
     alike &= np.isin(window.freed_in, freed)
-    stacks = window.lives.stack[alike]
-    made_in = {
-        int(one): np.unique(window.made_in[alike][stacks == one]) for one in np.unique(stacks)
-    }
-    return tuple(stack for stack, made in made_in.items() if np.array_equal(made, steps))
+    rows = np.flatnonzero(alike)
+    rows = rows[np.argsort(window.lives.stack[rows], kind="stable")]
+    edges = np.flatnonzero(np.diff(window.lives.stack[rows])) + 1
+    of_stacks = [one for one in np.split(rows, edges) if len(one)]
+    same = [one for one in of_stacks if np.array_equal(np.unique(window.made_in[one]), steps)]
+    return tuple(int(window.lives.stack[one[0]]) for one in same)
 
 
 def _last_needed(window: Window, rows: Ints) -> Ints:

@@ -124,7 +124,9 @@ def _is_of_map(frame: Frame) -> bool:
     """Whether a pool's `map` goes through its items here."""
     function, path = _MAP
     is_library = frame.filename.replace("\\", "/").endswith(path)
-    return is_library and frame.name.startswith(function) and not frame.name.endswith(_TAKING)
+    # Python 3.10 knows functions by their last name alone.
+    is_map = frame.name.startswith(function) or frame.name in ("map", "<listcomp>")
+    return is_library and is_map and not frame.name.endswith(_TAKING)
 
 
 def _place_of_map(case: Case) -> Place | None:
