@@ -22,6 +22,8 @@ _FILE = "/torch/optim/lbfgs.py"
 _CLASS = "LBFGS"
 _ENOUGH = 10
 """Pairs that are kept after the change, what SciPy's L-BFGS keeps by default."""
+_PLACE = 7
+"""Of ``history_size`` among the arguments."""
 _LEAST_PAIRS = 15
 """Pairs at the peak: with fewer there is little to gain."""
 _LEAST_SHARE = 0.2
@@ -71,15 +73,36 @@ class LbfgsHistory(WasteRule[History]):
         made = list(optimizers_made(case.programs, (_CLASS,)))
         call, place = made[0] if len(made) == 1 else (None, case.site)
         size = keyword(call, "history_size") if call is not None else None
-        is_default = size is None or isinstance(size, ast.Constant)
         patch = ""
-        if place is not None and call is not None and is_default:
+        if place is not None and call is not None and _may_be_set(call, size):
             patch = diff(place.program, with_keyword(call, "history_size", str(_ENOUGH)))
+        enough = f"{_ENOUGH} are mostly enough"
+        is_default = call is not None and size is None and not _may_be_given(call)
         why = (
             f"{format_bytes(match.nbytes)} are of earlier steps, two vectors of the length of all "
-            f"parameters for each; the default keeps 100 pairs, and {_ENOUGH} are mostly enough."
-        )
+            f"parameters for each; "
+        ) + (f"the default keeps 100 pairs, and {enough}." if is_default else f"{enough}.")
         yield Advice("history_size", why, place, patch=patch)
+
+
+def _may_be_given(call: ast.Call) -> bool:
+    """Whether a call may give the size otherwise than by its name."""
+    return (
+        len(call.args) >= _PLACE
+        or any(isinstance(one, ast.Starred) for one in call.args)
+        or any(one.arg is None for one in call.keywords)
+    )
+
+
+def _may_be_set(call: ast.Call, size: ast.expr | None) -> bool:
+    """Whether ``history_size`` may be written into a call: it is not given, or a larger number."""
+    if _may_be_given(call):
+        return False
+    if size is None:
+        return True
+    return (
+        isinstance(size, ast.Constant) and isinstance(size.value, int) and size.value > _ENOUGH
+    )
 
 
 def _of_history(window: Window) -> Bools:
