@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
 import torch
 from torch import nn
 
+from memprof.rules.waste.lbfgs_history import RULE, History
+from memprof.source_code.program import source_of
 from tests.rules.recorded import findings_of
 
 WIDTH = 64
@@ -46,3 +52,26 @@ def test_a_short_history_saves_all_older_pairs(tmp_path):
     assert only.code.startswith("optimizer = torch.optim.LBFGS(")
     assert only.patch == ""  # it may be among the options
     assert only.saves_bytes >= (vectors - 20 - 2) * VECTOR
+
+
+@pytest.mark.parametrize(
+    ("call", "patch", "says_default"),
+    [
+        ("LBFGS(p)", "LBFGS(p, history_size=10)", True),
+        ("LBFGS(p, history_size=50)", "LBFGS(p, history_size=10)", False),
+        ("LBFGS(p, history_size=10)", "", False),
+        ("LBFGS(p, history_size=size)", "", False),
+        ("LBFGS(p, 1, 20, None, 1e-7, 1e-9, 50)", "", False),
+        ("LBFGS(p, *rest)", "", False),
+        ("LBFGS(p, **options)", "", False),
+    ],
+)
+def test_a_size_that_is_given_is_not_called_the_default(call, patch, says_default, tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(f"from torch.optim import LBFGS\n\noptimizer = {call}\n")
+    program = source_of(str(file))
+    case = SimpleNamespace(programs=[program], site=None)
+    (advice,) = RULE.advice(History(row=0, rows=np.arange(60), nbytes=1, pairs=30), case)
+    added = [one[1:] for one in advice.patch.splitlines() if one.startswith("+opt")]
+    assert added == ([f"optimizer = {patch}"] if patch else [])
+    assert ("default" in advice.why) == says_default

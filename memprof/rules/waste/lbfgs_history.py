@@ -22,8 +22,8 @@ _FILE = "/torch/optim/lbfgs.py"
 _CLASS = "LBFGS"
 _ENOUGH = 10
 """Pairs that are kept after the change, what SciPy's L-BFGS keeps by default."""
-_POSITION = 7
-"""Of ``history_size`` among the arguments of ``torch.optim.LBFGS``."""
+_PLACE = 7
+"""Of ``history_size`` among the arguments."""
 _LEAST_PAIRS = 15
 """Pairs at the peak: with fewer there is little to gain."""
 _LEAST_SHARE = 0.2
@@ -76,18 +76,33 @@ class LbfgsHistory(WasteRule[History]):
         patch = ""
         if place is not None and call is not None and _may_be_set(call, size):
             patch = diff(place.program, with_keyword(call, "history_size", str(_ENOUGH)))
-        of_default = "the default keeps 100 pairs, and " if size is None else ""
+        enough = f"{_ENOUGH} are mostly enough"
+        is_default = call is not None and size is None and not _may_be_given(call)
         why = (
             f"{format_bytes(match.nbytes)} are of earlier steps, two vectors of the length of all "
-            f"parameters for each; {of_default}{_ENOUGH} are mostly enough."
-        )
+            f"parameters for each; "
+        ) + (f"the default keeps 100 pairs, and {enough}." if is_default else f"{enough}.")
         yield Advice("history_size", why, place, patch=patch)
 
 
+def _may_be_given(call: ast.Call) -> bool:
+    """Whether a call may give the size otherwise than by its name."""
+    return (
+        len(call.args) >= _PLACE
+        or any(isinstance(one, ast.Starred) for one in call.args)
+        or any(one.arg is None for one in call.keywords)
+    )
+
+
 def _may_be_set(call: ast.Call, size: ast.expr | None) -> bool:
-    """Whether the call gives no size, or a number; by position it is the seventh argument."""
-    by_position = len(call.args) >= _POSITION or any(isinstance(a, ast.Starred) for a in call.args)
-    return not by_position and (size is None or isinstance(size, ast.Constant))
+    """Whether ``history_size`` may be written into a call: it is not given, or a larger number."""
+    if _may_be_given(call):
+        return False
+    if size is None:
+        return True
+    return (
+        isinstance(size, ast.Constant) and isinstance(size.value, int) and size.value > _ENOUGH
+    )
 
 
 def _of_history(window: Window) -> Bools:
