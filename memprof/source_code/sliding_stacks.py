@@ -29,7 +29,7 @@ def sliding_stack(place: Place) -> str:
                 return ast.unparse(older)
         frames = _whole(joined)
         if frames is not None and _is_short_deque(place, ast.unparse(frames)):
-            return ast.unparse(frames)
+            return "" if _is_now_and_then(place) else ast.unparse(frames)
     return ""
 
 
@@ -86,6 +86,12 @@ def _is_short_deque(place: Place, name: str) -> bool:
         return False
     emptied = [call.func for call in calls_in(place.scope, "clear")]
     return not any(isinstance(f, ast.Attribute) and ast.unparse(f.value) == name for f in emptied)
+
+
+def _is_now_and_then(place: Place) -> bool:
+    """Whether the statement runs each so many times: clips side by side have no frame in common."""
+    tests = [node.test for node in place.around if isinstance(node, ast.If)]
+    return any(isinstance(node, ast.Mod) for test in tests for node in ast.walk(test))
 
 
 def _is_deque(value: ast.expr | None) -> bool:

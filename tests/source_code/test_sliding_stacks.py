@@ -64,3 +64,15 @@ def test_the_next_one_is_carried_by_another_name(tmp_path):
 def test_a_deque_of_a_few_frames(tmp_path, bound, after, part):
     for made in ("list(frames)", "tuple(frames)", "[one for one in frames]"):
         assert shared(tmp_path, f"state = torch.stack({made})", bound, after) == part
+
+
+def test_clips_side_by_side_have_no_frame_in_common(tmp_path):
+    source = tmp_path / "program.py"
+    source.write_text(
+        "frames = deque(maxlen=4)\n"
+        "for i, frame in enumerate(video):\n"
+        "    frames.append(frame)\n"
+        "    if i % 4 == 3:\n"
+        "        clips.append(torch.stack(list(frames)))\n"
+    )
+    assert not sliding_stack(place_of(Frame("", str(source), 5)))

@@ -100,9 +100,7 @@ def _may_be_set(call: ast.Call, size: ast.expr | None) -> bool:
         return False
     if size is None:
         return True
-    return (
-        isinstance(size, ast.Constant) and isinstance(size.value, int) and size.value > _ENOUGH
-    )
+    return isinstance(size, ast.Constant) and isinstance(size.value, int) and size.value > _ENOUGH
 
 
 def _of_history(window: Window) -> Bools:
