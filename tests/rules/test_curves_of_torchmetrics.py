@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from memprof.reference_chain import Link, LinkKind
+from memprof.rules.growth.collecting_object import Collector, _curve_of
+from memprof.source_code.program import program_of
 from tests.rules.recorded import findings_of
 
 WIDTH = 64
@@ -65,3 +70,47 @@ def test_it_is_told_to_count_between_thresholds_where_it_is_made(remedies):
 
 def test_what_other_lists_keep_is_no_curves(remedies):
     assert "thresholds" not in [one.fix for one in remedies("logged_values")]
+
+
+MAKING = """
+from torchmetrics.classification import BinaryAUROC
+from torchmetrics.retrieval import RetrievalPrecisionRecallCurve, RetrievalRecallAtFixedPrecision
+from torchmetrics.detection import MeanAveragePrecision
+from torchmetrics.regression import SpearmanCorrCoef
+class Task:
+    def __init__(self, new):
+        {made}
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "class_name", "expected"),
+    [
+        ("self.rank = BinaryAUROC()", "", True),  # the only one
+        ("self.area = BinaryAUROC(); self.rank = SpearmanCorrCoef()", "", False),
+        ("self.rank = BinaryAUROC(); self.other = SpearmanCorrCoef()", "", True),
+        ("new({'rank': BinaryAUROC(), 'other': SpearmanCorrCoef()})", "", True),
+        ("new({'other': BinaryAUROC(), 'rank': SpearmanCorrCoef()})", "", False),
+        ("self.one, self.two = BinaryAUROC(), SpearmanCorrCoef()", "BinaryAUROC", True),
+        ("self.one = BinaryAUROC()", "SpearmanCorrCoef", False),
+        ("self.rank = RetrievalPrecisionRecallCurve()", "", False),
+        ("self.rank = RetrievalRecallAtFixedPrecision(0.8)", "", False),
+        ("self.rank = MeanAveragePrecision()", "", False),
+    ],
+)
+def test_it_is_the_metric_that_grows(made, class_name, expected, tmp_path):
+    source = tmp_path / "task.py"
+    source.write_text(MAKING.format(made=made))
+    links = (
+        Link(LinkKind.ATTRIBUTE, "rank", "Task"),
+        Link(LinkKind.ATTRIBUTE, "preds", class_name),
+        Link(LinkKind.ITEM, "9", "list", length=9),
+    )
+    if not class_name:
+        links = (Link(LinkKind.MODULE_ATTRIBUTE, "rank.preds", "Task"), links[-1])
+    holder = SimpleNamespace(links=links)
+    case = SimpleNamespace(
+        programs=[program_of(str(source))], finding=SimpleNamespace(holders=[holder])
+    )
+    cause = Collector(None, owner="rank", container="preds", length=9)
+    assert (_curve_of(cause, case) is not None) is expected

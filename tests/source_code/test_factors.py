@@ -123,7 +123,7 @@ def test_a_matrix_of_which_the_zeros_are_read_too_is_none(use, tmp_path):
         "pairs = list(combinations(x, 2))\n    for i, j in pairs:\n        adj[i, j] = near(i, j)",
         "for i in x:\n        for j in x:\n            adj[i, j] = kernel(i, j)",
         "for a in x:\n        for b in x[1:]:\n            adj[a.at, b.at] = kernel(a, b)",
-        "i = 0\n    while i < n:\n        adj[i, edges[i]] = 1.0\n        i += 1",
+        "i = 0\n    while i < n:\n        j = at[i]\n        adj[i, j] = 1.0\n        i += 1",
         "half = torch.tril_indices(n, n)\n    adj[half[0], half[1]] = x",
     ],
 )

@@ -12,7 +12,7 @@ from memprof.rules.case import Case
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import growing, keyword, last_name
-from memprof.source_code.program import Place, bound_names, called_name, calls_in
+from memprof.source_code.program import Place, assigned, bound_names, called_name, calls_in
 from memprof.source_code.scopes import qualified_name
 
 __all__ = ["RULE"]
@@ -30,6 +30,15 @@ _CURVES = (
     *("ROC", "RecallAtFixedPrecision", "SensitivityAtSpecificity", "SpecificityAtSensitivity"),
 )
 """Ends of the names of torchmetrics' classes that take ``thresholds`` (torchmetrics 1.x)."""
+_NO_CURVES = ("Mean", "Retrieval")
+"""Beginnings of the names of those that end so and take none: they rank, or look for objects."""
+_OTHERS = (
+    *("AverageSpectralError", "CompletenessScore", "CorrCoef", "CosineSimilarity"),
+    *("DistortionIndex", "FowlkesMallowsIndex", "HomogeneityScore", "ImageQualityIndex"),
+    *("MutualInfoScore", "QualityWithNoReference", "RandScore", "SpectralAngleMapper"),
+    *("RelativeGlobalDimensionlessSynthesis", "SimilarityIndexMeasure", "VMeasureScore"),
+)
+"""Ends of the names of others of torchmetrics' that have such lists."""
 _THRESHOLDS = 200
 _MOST_RELEASES = 2
 """Of more methods it is not known which of them empties the container."""
@@ -148,25 +157,88 @@ class CollectingObject(GrowthRule[Collector]):
 
 def _binned(cause: Collector, case: Case) -> Iterator[Advice]:
     """A curve of torchmetrics' keeps all that it is given, unless it counts between thresholds."""
-    if cause.container.rpartition(".")[2] not in _OF_CURVES:
+    made = _curve_of(cause, case) if cause.container in _OF_CURVES else None
+    if made is None:
         return
-    for program in case.programs:
-        for call in calls_in(program.tree):
-            place = program.at(call.lineno)
-            name = qualified_name(place, call.func) if place is not None else ""
-            is_curve = name.startswith("torchmetrics.") and name.endswith(_CURVES)
-            if place is None or not is_curve or keyword(call, "thresholds") is not None:
-                continue
-            yield Advice(
-                "thresholds",
-                f"`{called_name(call)}` keeps every value that it is given, {cause.length} "
-                f"batches by now: with `thresholds={_THRESHOLDS}` it counts between so many, and "
-                "keeps none.",
-                place,
-                call.lineno,
-                typed=f"{called_name(call)}(…, thresholds={_THRESHOLDS})",
-            )
-            return
+    call, place = made
+    yield Advice(
+        "thresholds",
+        f"`{called_name(call)}` keeps every value that it is given, {cause.length} batches by now: "
+        f"with `thresholds={_THRESHOLDS}` it counts between so many, and keeps none.",
+        place,
+        call.lineno,
+        typed=f"{called_name(call)}(…, thresholds={_THRESHOLDS})",
+    )
+
+
+def _curve_of(cause: Collector, case: Case) -> tuple[ast.Call, Place] | None:
+    """The call that makes the curve that grows: by its class, its name, or as the only one."""
+    made = [
+        (call, place)
+        for program in case.programs
+        for call in calls_in(program.tree)
+        if (place := program.at(call.lineno)) is not None and _makes_lists(call, place)
+    ]
+    class_name = _class_having(cause, case)
+    if class_name:
+        made = [one for one in made if _is_of_class(called_name(one[0]), class_name)]
+    bound = [one for one in made if _is_bound_to(*one, cause.owner)]
+    fits = bound or made
+    is_sure = bool(class_name or bound) or len(fits) == 1
+    return fits[0] if fits and is_sure and all(_is_curve(one) for one, _ in fits) else None
+
+
+def _makes_lists(call: ast.Call, place: Place) -> bool:
+    """Whether it makes a metric of torchmetrics' that has lists of what it is given."""
+    name = called_name(call)
+    has_lists = name.endswith((*_CURVES, *_OTHERS)) or name.startswith("Retrieval")
+    if not has_lists or not qualified_name(place, call.func).startswith("torchmetrics."):
+        return False
+    return keyword(call, "thresholds") is None
+
+
+def _is_curve(call: ast.Call) -> bool:
+    name = called_name(call)
+    return name.endswith(_CURVES) and not name.startswith(_NO_CURVES)
+
+
+def _class_having(cause: Collector, case: Case) -> str:
+    """The class of the object that has the container; empty where only one further out is known."""
+    for holder in case.finding.holders:
+        if _collected_in(holder) == (cause.owner, cause.container, cause.length):
+            at = next(at for at, link in enumerate(holder.links) if link.kind == LinkKind.ITEM)
+            having = holder.links[at - 1]
+            return "" if "." in having.name else having.type_name.rpartition(".")[2]
+    return ""
+
+
+def _is_of_class(name: str, class_name: str) -> bool:
+    """Also ``AUROC(task="binary")``, which makes a `BinaryAUROC`."""
+    return name.endswith(class_name) or class_name.endswith(name)
+
+
+def _is_bound_to(call: ast.Call, place: Place, name: str) -> bool:
+    """``self.ap = AUROC()``, ``{"ap": AUROC()}``, ``f(ap=AUROC())``; in a list by its class."""
+    if called_name(call) == name:
+        return True
+    for node in ast.walk(place.statement):
+        if isinstance(node, ast.Dict):
+            keys = [key for key, value in zip(node.keys, node.values, strict=True) if value is call]
+            if any(isinstance(key, ast.Constant) and key.value == name for key in keys):
+                return True
+        elif isinstance(node, ast.keyword):
+            if node.value is call and node.arg == name:
+                return True
+        elif any(value is call and _key_of(one) == name for one, value in assigned(node)):
+            return True
+    return False
+
+
+def _key_of(target: ast.expr) -> str:
+    """The name that a target gives: of ``metrics["ap"]`` the key."""
+    if isinstance(target, ast.Subscript):
+        return str(target.slice.value) if isinstance(target.slice, ast.Constant) else ""
+    return last_name(ast.unparse(target))
 
 
 def _releases(cause: Collector) -> str:
