@@ -85,14 +85,19 @@ class Factor(Flow):
             return False
         return _PRODUCT in uses and _OTHER not in uses and not self.is_lost
 
+    def key_filled(self, node: ast.AST, scopes: Scopes) -> tuple[int, str] | None:
+        """The name of zeros that a node fills by pairs of indices."""
+        key = self._key(_filled(node), scopes)
+        return key if any(map(_is_zeros, self._bound_to(key))) else None
+
     def begins_at(self, node: ast.AST, scopes: Scopes) -> bool:
         """Whether a node fills a matrix by pairs of indices, or makes a sparse one dense."""
         if isinstance(node, ast.Call) and _makes_dense(node):
             self.origins, self.name = frozenset((id(node),)), ast.unparse(node)
             return True
         filled = _filled(node)
-        key = self._key(filled, scopes)
-        if filled is None or key is None or not any(map(_is_zeros, self._bound_to(key))):
+        key = self.key_filled(node, scopes)
+        if filled is None or key is None:
             return False
         pair = _pair_of(node)
         if any(_is_counted(self.source.nodes, index, scopes) for index in pair):
@@ -377,7 +382,11 @@ def factors_of(programs: Sequence[Program]) -> Iterator[Factor]:
         if not (_pair_of(node) or (isinstance(node, ast.Call) and _makes_dense(node))):
             continue
         flow = Factor(source, through=False)
-        is_begun = flow.begins_at(node, scopes) and not known & flow.keys
+        key = flow.key_filled(node, scopes)
+        if key in known:
+            continue  # followed, or filled in full by another line
+        known |= {key} if key is not None else set()
+        is_begun = flow.begins_at(node, scopes)
         known |= flow.keys
         if is_begun:
             flow.follow()

@@ -6,8 +6,9 @@ import textwrap
 
 import pytest
 
+from memprof.source_code import factors
 from memprof.source_code.factors import factors_of, is_called_of_batch
-from memprof.source_code.program import program_of
+from memprof.source_code.program import assigned, program_of
 
 FILL = """
 def graph(edges, n):
@@ -157,6 +158,23 @@ class Net(nn.Module):
         return x @ lower
 """
     assert list(factors_of([program(tmp_path, code)])) == []
+
+
+@pytest.mark.parametrize("made", ["torch.rand(n, n)", "torch.zeros(n, n)"])
+def test_many_lines_that_fill_one_matrix_are_read_in_time_that_grows_with_them(
+    made, tmp_path, monkeypatch
+):
+    count, reads = 200, []
+
+    def counted(node):
+        reads.append(node)
+        return assigned(node)
+
+    monkeypatch.setattr(factors, "assigned", counted)
+    lines = "".join(f"    adj[i{at}, n] = 1.0\n" for at in range(count))
+    code = f"def run(n):\n    adj = {made}\n    for n in range(9):\n        pass\n{lines}"
+    assert list(factors_of([program(tmp_path, code)])) == []
+    assert len(reads) < 40 * count
 
 
 BATCHES = """
