@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memprof.reference_chain import Link, LinkKind
-from memprof.rules.growth.collecting_object import Collector, _curve_of
+from memprof.rules.growth.collecting_object import Collector, curve_of
 from memprof.source_code.program import program_of
 from tests.rules.recorded import findings_of
 
@@ -113,4 +113,4 @@ def test_it_is_the_metric_that_grows(made, class_name, expected, tmp_path):
         programs=[program_of(str(source))], finding=SimpleNamespace(holders=[holder])
     )
     cause = Collector(None, owner="rank", container="preds", length=9)
-    assert (_curve_of(cause, case) is not None) is expected
+    assert (curve_of(cause, case) is not None) is expected

@@ -18,6 +18,7 @@ VECTOR = (WIDTH * WIDTH + WIDTH) * 4
 
 
 def training(**options):
+    torch.manual_seed(0)
     model = nn.Linear(WIDTH, WIDTH)
     x, y = torch.randn(32, WIDTH), torch.randn(32, WIDTH)
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, **options)
@@ -47,7 +48,7 @@ def test_a_short_history_saves_all_older_pairs(tmp_path):
     (only,) = found.remedies
     vectors = len(found.match.rows)
     assert f"are {vectors // 2} pairs of vectors" in found.title
-    assert 0 <= vectors * VECTOR - found.bytes < VECTOR
+    assert abs(vectors * VECTOR - found.bytes) < VECTOR  # one may be another, of a step's end
     assert only.fix == "history_size"
     assert only.code.startswith("optimizer = torch.optim.LBFGS(")
     assert only.patch == ""  # it may be among the options

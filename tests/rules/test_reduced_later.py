@@ -397,6 +397,7 @@ def test_results_of_which_a_part_is_read_are_not_kept_whole(tmp_path):
     assert found.bytes >= 3 * PART
     assert (remedy.fix, remedy.code) == ("reduce_predictions", "self.window.append(result)")
     assert remedy.typed == "self.window.append(result.scores[-1, :].detach().clone())"
+    assert "The lines that read it change, too" in remedy.why
     assert remedy.saves_bytes >= 2 * PART
 
 
@@ -441,6 +442,8 @@ def test_results_that_are_read_whole_are_kept(tmp_path):
         ("x = self.rows[-1]\n        self.rows = []", ""),
         ("self.rows.append(other)\n        self.rows.clear()", ""),
         ("self.rows.clear()", ""),
+        ("x = sum(o[:, -1].sum() for o in self.rows)\n        x.backward()\n        self.rows = []", ""),
+        ("x = [o[:, 0] for o in self.rows]\n        sum(x).backward()\n        self.rows = []", ""),
     ],
 )  # fmt: skip
 def test_only_a_part_that_is_written_is_all_that_is_read(log, text, tmp_path):

@@ -15,7 +15,7 @@ from memprof.source_code.idioms import growing, keyword, last_name
 from memprof.source_code.program import Place, assigned, bound_names, called_name, calls_in
 from memprof.source_code.scopes import qualified_name
 
-__all__ = ["RULE"]
+__all__ = ["RULE", "curve_of"]
 
 _ATTRIBUTES = frozenset({LinkKind.ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE})
 """Links from an object to what it has."""
@@ -157,7 +157,7 @@ class CollectingObject(GrowthRule[Collector]):
 
 def _binned(cause: Collector, case: Case) -> Iterator[Advice]:
     """A curve of torchmetrics' keeps all that it is given, unless it counts between thresholds."""
-    made = _curve_of(cause, case) if cause.container in _OF_CURVES else None
+    made = curve_of(cause, case) if cause.container in _OF_CURVES else None
     if made is None:
         return
     call, place = made
@@ -171,7 +171,7 @@ def _binned(cause: Collector, case: Case) -> Iterator[Advice]:
     )
 
 
-def _curve_of(cause: Collector, case: Case) -> tuple[ast.Call, Place] | None:
+def curve_of(cause: Collector, case: Case) -> tuple[ast.Call, Place] | None:
     """The call that makes the curve that grows: by its class, its name, or as the only one."""
     made = [
         (call, place)

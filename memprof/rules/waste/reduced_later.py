@@ -112,7 +112,7 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
             why = (
                 f"{format_bytes(match.nbytes)} wait in a list until {texts} {verb} read: keep a "
                 "copy of that alone (`.detach().clone()`: a view keeps all of it), or what is "
-                "computed of it."
+                "computed of it. The lines that read it change, too: they get that itself."
             )
             at = match.kept.place
             place = case.place_at(at.program.filename, at.line)
