@@ -55,8 +55,8 @@ _NEAR_NAMES = 30_000
 """Objects that the names of a group of roots lead to first, by whose arrays something is looked for
 at once: 10 ms. In the heap of a framework there is no time left for that after all else."""
 _FOR_GRAPHS = 0.35
-"""Of the time of a search in passing: a running function's variable may end the graph that holds
-what is looked for, and the modules of a few libraries take all of the time otherwise."""
+"""Of the time of a search in passing, in a large heap: a running function's variable may end the
+graph that holds what is looked for, and modules of libraries take all of the time otherwise."""
 _SORTED_S = 1.8e-7
 """Seconds for each object until all are marked and sorted by role, on a machine for which budgets
 are meant: 1.65e-7 at the first search, 1.2e-7 later (300,000 objects, Python 3.11, 2026-11-24)."""
@@ -176,7 +176,7 @@ class Search:
     def _sweep_libraries(self) -> None:
         """Sweep from the libraries' modules, with time left for graphs that a name leads to."""
         libraries = module_roots(user=False)  # new objects: the heap has none of them
-        with self.deadline.earlier(_FOR_GRAPHS if self.in_passing else 0.0):
+        with self.deadline.earlier(_FOR_GRAPHS if self._stops_early else 0.0):
             self._sweep_roots(libraries)
             self._is_cut = self.deadline.passed
 
