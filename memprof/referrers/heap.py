@@ -58,7 +58,7 @@ Ints = NDArray[np.int64]
 
 
 class Deadline:
-    """When the search must stop; ``passed`` stays true once it was.
+    """When the search must stop; ``passed`` stays true once it was, but after a block of `earlier`.
 
     It counts the time that this thread computes: on a busy machine the clock runs on while the
     search waits for a processor, as the job does. There is an end by the clock all the same.

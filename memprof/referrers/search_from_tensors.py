@@ -5,8 +5,9 @@ it knows. Between two passes the job may run: then nothing is kept but numbers, 
 for is looked up anew. At the end each way is walked down from its root, reference by reference, so
 no answer rests on an object that has gone meanwhile.
 
-Of what torch's C++ side alone holds, graphs are walked once, down from the tensors that end them:
-what a graph saved is held by whoever has such a tensor. The rest is not seen.
+Of what torch's C++ side alone holds, graphs are walked, down from the tensors that end them: what a
+graph saved is held by whoever has such a tensor. Where the job has run since, they are walked again
+for the answer. The rest is not seen.
 """
 
 from __future__ import annotations

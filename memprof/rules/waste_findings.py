@@ -150,7 +150,8 @@ def _holders(one: _Candidate, run: Run) -> tuple[Holder, ...]:
     stacks = set(np.flatnonzero(of_stack >= _LEAST_HELD * of_stack.sum()).tolist())
     own = int(lives.stack[one.match.row])
     searches = _searches(one, run, stacks)
-    if not any(holder.is_named for search in searches for holder in search.holders):
+    is_known = any(holder.is_named for search in searches for holder in search.holders)
+    if not is_known and one.match.made_alike:
         searches = _searches(one, run, set(one.match.made_alike))
     searches.sort(key=lambda search: (search.stack != own, -search.bytes))
     holders: dict[Hashable, Holder] = {}

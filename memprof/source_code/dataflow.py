@@ -7,13 +7,14 @@ What cannot be followed counts as a use of any kind, so that a "no" can be relie
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from memprof.source_code.program import (
     FUNCTIONS,
     Place,
     Program,
+    arguments,
     assigned,
     bound_names,
     called_name,
@@ -144,7 +145,7 @@ class Flow:
         name, receiver = called_name(node), _receiver(node)
         if receiver is None and self.carries(node.func, scopes):
             return True  # a model that is called
-        if not any(self.carries(one, scopes) for one in _arguments(node)):
+        if not any(self.carries(one, scopes) for one in arguments(node)):
             return False
         stores = name in (CONTAINER_METHODS if receiver is not None else _HOLDING)
         return not (stores or self.source.functions.get(name))
@@ -161,7 +162,7 @@ class Flow:
     def _is_in_call(self, node: ast.AST, scopes: Scopes, calls: frozenset[str]) -> bool:
         if not isinstance(node, ast.Call) or called_name(node) not in calls:
             return False
-        return any(self.carries(one, scopes) for one in (_receiver(node), *_arguments(node)))
+        return any(self.carries(one, scopes) for one in (_receiver(node), *arguments(node)))
 
     def carries(self, node: ast.expr | None, scopes: Scopes) -> bool:
         """True if an expression is the value, holds it, or (``through``) is computed from it."""
@@ -186,7 +187,7 @@ class Flow:
         if _CALLED_BY_OBJECT in self.returning and self.source.may_call_object(call):
             return True
         of_receiver = receiver is not None and self.carries(receiver, scopes)
-        is_passed = any(self.carries(one, scopes) for one in _arguments(call))
+        is_passed = any(self.carries(one, scopes) for one in arguments(call))
         if self.through:
             ends = name in CUTTING or (receiver is None and name in _ENDING)
             return (of_receiver or is_passed) and not ends
@@ -239,7 +240,7 @@ class Flow:
 
     def _pass_to(self, call: ast.Call, scopes: Scopes) -> None:
         """Follow a call into a container, or a function of the program."""
-        carried = [one for one in _arguments(call) if self.carries(one, scopes)]
+        carried = [one for one in arguments(call) if self.carries(one, scopes)]
         if not carried:
             return
         receiver, name = _receiver(call), called_name(call)
@@ -289,7 +290,7 @@ class Flow:
 
     def _takes(self, call: ast.Call, scopes: Scopes) -> bool:
         """True if a call takes it that is not known to be content with a number or a text."""
-        if not any(self.carries(one, scopes) for one in _arguments(call)):
+        if not any(self.carries(one, scopes) for one in arguments(call)):
             return False
         name, receiver = called_name(call), _receiver(call)
         words = {keyword.arg for keyword in call.keywords}
@@ -326,7 +327,7 @@ def flow_into(
     """The flow of an argument of a call, in the functions that the call may be of."""
     flow = _flow([place.program, *programs], through=through)
     for call in calls_in(place.statement):
-        if any(one is argument for one in _arguments(call)):
+        if any(one is argument for one in arguments(call)):
             flow.enter(call, [argument])
     return flow.follow()
 
@@ -338,11 +339,6 @@ def _flow(programs: Sequence[Program], *, through: bool) -> Flow:
 
 def _receiver(call: ast.Call) -> ast.expr | None:
     return call.func.value if isinstance(call.func, ast.Attribute) else None
-
-
-def _arguments(call: ast.Call) -> Iterator[ast.expr]:
-    yield from call.args
-    yield from (keyword.value for keyword in call.keywords)
 
 
 def _value(node: ast.expr) -> ast.expr | None:

@@ -17,10 +17,12 @@ from memprof.source_code.program import (
     FUNCTIONS,
     Place,
     Program,
+    arguments,
     assigned,
     bound_names,
     called_name,
     calls_in,
+    loaded_names,
     root_name,
 )
 from memprof.source_code.scopes import BINDING, COMPREHENSIONS, LOOPING, Scopes, Syntax, syntax_of
@@ -206,7 +208,7 @@ class Factor(Flow):
         targets = {_last_name(one) for one in bound_names(_as_assignment(outer))}
         parts = self._written_out(inner.iter, scopes, ())
         is_sliced = any(isinstance(one, ast.Slice) for one in ast.walk(inner.iter))
-        return is_sliced or not any(targets & _loaded(one) for one in parts)
+        return is_sliced or not any(targets & loaded_names(one) for one in parts)
 
     def _written_out(
         self, node: ast.expr, scopes: Scopes, loops: Sequence[ast.AST]
@@ -248,7 +250,7 @@ class Factor(Flow):
 
     def _pass_to(self, call: ast.Call, scopes: Scopes) -> None:
         """Also into a buffer, and into the `forward` of a module that is called."""
-        carried = [one for one in _arguments(call) if self.carries(one, scopes)]
+        carried = [one for one in arguments(call) if self.carries(one, scopes)]
         if not carried:
             return
         receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
@@ -329,7 +331,7 @@ class Factor(Flow):
         if isinstance(node, FUNCTIONS):
             children: list[ast.AST] = []
         elif isinstance(node, ast.Call):
-            children = list(_arguments(node))
+            children = list(arguments(node))
         else:
             children = list(ast.iter_child_nodes(node))
         for child in children:
@@ -509,11 +511,7 @@ def _values_of(node: ast.AST) -> list[ast.expr]:
     """What a statement, or a call of `index_put_`, fills with."""
     if isinstance(node, (ast.Assign, ast.AugAssign)):
         return [node.value]
-    return list(_arguments(node))[1:] if isinstance(node, ast.Call) else []
-
-
-def _loaded(node: ast.expr) -> set[str]:
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+    return list(arguments(node))[1:] if isinstance(node, ast.Call) else []
 
 
 def _targets_of(loop: ast.For | ast.AsyncFor | ast.comprehension) -> list[ast.expr]:
@@ -524,7 +522,7 @@ def _innermost(
     loops: Sequence[ast.For | ast.AsyncFor | ast.comprehension], written: list[ast.expr]
 ) -> ast.For | ast.AsyncFor | ast.comprehension | None:
     """The loop that an index changes with."""
-    names = {name for one in written for name in _loaded(one)}
+    names = {name for one in written for name in loaded_names(one)}
     of_loops = [loop for loop in loops if names & {_last_name(one) for one in _targets_of(loop)}]
     return of_loops[-1] if of_loops else None
 
@@ -536,7 +534,7 @@ def _stepped_in(loop: ast.While) -> set[str]:
         for node in ast.walk(loop)
         for target, value in assigned(node)
         if isinstance(target, ast.Name)
-        and (isinstance(node, ast.AugAssign) or (value and target.id in _loaded(value)))
+        and (isinstance(node, ast.AugAssign) or (value and target.id in loaded_names(value)))
     }
 
 
@@ -601,8 +599,3 @@ def _last_name(node: ast.AST) -> str:
     while isinstance(node, ast.Subscript):
         node = node.value
     return getattr(node, "attr", "") or getattr(node, "id", "")
-
-
-def _arguments(call: ast.Call) -> Iterator[ast.expr]:
-    yield from call.args
-    yield from (one.value for one in call.keywords)

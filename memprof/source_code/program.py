@@ -21,6 +21,7 @@ from memprof.trace import Frame
 __all__ = [
     "Place",
     "Program",
+    "arguments",
     "assigned",
     "bound_names",
     "called_name",
@@ -340,6 +341,12 @@ def assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
         else:
             inner = ast.Assign(targets=[target], value=node.value)
             yield from ((one, node.value) for one in bound_names(inner))
+
+
+def arguments(call: ast.Call) -> Iterator[ast.expr]:
+    """What a call is given, by position and by name."""
+    yield from call.args
+    yield from (keyword.value for keyword in call.keywords)
 
 
 def loaded_names(node: ast.AST) -> set[str]:
