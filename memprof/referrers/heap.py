@@ -104,6 +104,7 @@ class Deadline:
     def earlier(self, share: float) -> Iterator[None]:
         """Have it come earlier in the block, by this share of the whole budget."""
         kept_s = share * self.budget_s
+        had_passed = self.passed
         self._end -= kept_s
         self._latest -= _PATIENCE * kept_s
         try:
@@ -111,7 +112,7 @@ class Deadline:
         finally:
             self._end += kept_s
             self._latest += _PATIENCE * kept_s
-            self.passed = False
+            self.passed = had_passed
             self.check()
 
     def later(self, share: float) -> Deadline:
@@ -126,6 +127,18 @@ class Level:
     objects: list[object]
     source: int
     chunk_of: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What following the references of one level came to."""
+
+    level: int
+    """The index of the level that it made."""
+    hits: list[int]
+    """The chunks of the source that refer to a target."""
+    rest: int | None
+    """The first chunk of the source for which there was no time."""
 
 
 @dataclass
@@ -233,26 +246,24 @@ class Heap:
         self.levels.append(Level(objects, -1, np.full(len(objects), -1, np.int32)))
         return len(self.levels) - 1
 
-    def sweep(self, source: int) -> tuple[int, list[int]]:
-        """Follow the references of level ``source``.
-
-        Returns the new level's index and the chunks of ``source`` that refer to a target.
-        """
+    def sweep(self, source: int, first: int = 0) -> Sweep:
+        """Follow the references of level ``source``, from chunk ``first`` on, in time."""
         objects = self.levels[source].objects
         referents: list[object] = []
         chunk_of: list[int] = []
         hits: list[int] = []
-        for number, at in enumerate(range(0, len(objects), CHUNK)):
+        rest = None
+        for number in range(first, -(-len(objects) // CHUNK)):
             if self.deadline.check():
-                self.complete = False
+                rest = number
                 break
-            fresh, hit = self._expand(objects[at : at + CHUNK])
+            fresh, hit = self._expand(self.chunk(source, number))
             referents += fresh
             chunk_of += [number] * len(fresh)
             if hit:
                 hits.append(number)
         self.levels.append(Level(referents, source, np.array(chunk_of, np.int32)))
-        return len(self.levels) - 1, hits
+        return Sweep(len(self.levels) - 1, hits, rest)
 
     def take_late(self, level: int) -> Level | None:
         """Take the ``LATE`` objects out of a level, as a level of their own to be added later."""

@@ -153,7 +153,8 @@ class Search:
         self._locals: list[tuple[int, object]] = []
         self._late: list[Level] = []
         self._set_aside: list[tuple[object, _Entry]] = []
-        self._stops_early = self._is_cut = False
+        self._rest: list[tuple[int, int]] = []
+        self._stops_early = False
         self._of_arrays: list[Reference] = []
         self.root_of: dict[int, Root] = {}
         for group in (lasting, inner, running):
@@ -169,7 +170,8 @@ class Search:
             self._sweep_libraries()
         if self.graphs or not self._all_explained():
             self._sweep_graphs()
-        self.deadline.passed |= self._is_cut
+            self._sweep_rest()
+        self.heap.complete &= not self._rest
         if self.in_passing and self.deadline.passed:
             self._keep_explained()
 
@@ -178,7 +180,16 @@ class Search:
         libraries = module_roots(user=False)  # new objects: the heap has none of them
         with self.deadline.earlier(_FOR_GRAPHS if self._stops_early else 0.0):
             self._sweep_roots(libraries)
-            self._is_cut = self.deadline.passed
+
+    def _sweep_rest(self) -> None:
+        """Go on where time was too short, with what the graphs have left of theirs."""
+        while self._rest and not self.deadline.check():
+            if self._stops_early and self._all_explained():
+                return
+            rest, self._rest = self._rest, []
+            for source, first in rest:
+                self._sweep_from(source, first)
+            self._sweep_graphs()
 
     def close(self) -> None:
         """Let go of the heap; its list of objects holds this search, too."""
@@ -245,17 +256,25 @@ class Search:
                 references.clear()
 
     def _sweep(self, start: list[object]) -> None:
-        level = first = self.heap.start(start)
-        while not self.deadline.passed:
+        self._sweep_from(self.heap.start(start), are_roots=True)
+
+    def _sweep_from(self, level: int, chunk: int = 0, *, are_roots: bool = False) -> None:
+        """Follow the references of a level, from one of its chunks on, and of all below it."""
+        of_roots = level + 1 if are_roots else None
+        while True:
             if self.heap.levels[level].objects:
-                self._note_specials(level, of_roots=level == first + 1)
+                if self.deadline.passed:
+                    self._rest.append((level, chunk))
+                    return
+                if not chunk:
+                    self._note_specials(level, of_roots=level == of_roots)
             elif self._late:
                 self.heap.levels.append(self._late.pop(0))
                 level = len(self.heap.levels) - 1
                 continue
             else:
                 return
-            level = self._python_edges(level)
+            level, chunk = self._python_edges(level, chunk), 0
             if self._stops_early and self._all_explained():
                 return
 
@@ -285,19 +304,21 @@ class Search:
             if fresh:
                 self._sweep(fresh)
 
-    def _python_edges(self, source: int) -> int:
-        level, hits = self.heap.sweep(source)
+    def _python_edges(self, source: int, first: int) -> int:
+        swept = self.heap.sweep(source, first)
+        if swept.rest is not None:
+            self._rest.append((source, swept.rest))
         self._near_names -= len(self.heap.levels[source].objects)
-        if self._near_names > 0:
+        if self._near_names > 0 and not first:
             self._look_in_arrays(source, None)
-        late = self.heap.take_late(level)
+        late = self.heap.take_late(swept.level)
         if late is not None:
             self._late.append(late)
-        for number in hits:
+        for number in swept.hits:
             for owner in self.heap.chunk(source, number):
                 for value in self._held_by(owner):
                     self._note(self.key_of[id(value)], Reference(owner, source, value))
-        return level
+        return swept.level
 
     def _held_by(self, owner: object) -> list[object]:
         """What is looked for of what an object refers to."""

@@ -80,27 +80,54 @@ def test_what_only_a_library_holds_is_named_all_the_same(library_sweeps, monkeyp
     assert len(library_sweeps) == 1
 
 
-def test_a_graph_is_walked_where_the_modules_of_libraries_take_all_of_the_time(
-    large_heap, monkeypatch
-):
+@pytest.fixture
+def no_time_for_libraries(large_heap, monkeypatch):
+    """All of the time of their modules is kept for graphs first."""
+    monkeypatch.setattr(search, "_FOR_GRAPHS", 1.0)
+    assert large_heap
+
+
+@pytest.mark.whole_heap
+@pytest.mark.usefixtures("no_time_for_libraries")
+def test_a_graph_is_walked_before_the_modules_of_libraries_take_all_of_the_time(monkeypatch):
     """A function's variable ends the graph that holds what is looked for."""
     deadline = Deadline(60.0)
+    unswept = []
 
-    def without_time(*, user):
-        deadline.passed |= not user
-        return module_roots(user=True) if user else []
+    def too_late(self):
+        unswept.extend(self._rest)
+        self.deadline.passed = True
 
-    monkeypatch.setattr(search, "module_roots", without_time)
+    monkeypatch.setattr(search.Search, "_sweep_rest", too_late)
     hidden = (torch.ones(4, requires_grad=True) * 2).tanh()
     key = hidden.untyped_storage()._cdata
     state = hidden.sum()
     del hidden
     (found,) = find_holders([key], deadline=deadline, in_passing=True)
-    assert deadline.passed  # not everything was looked at
+    assert unswept
     assert names(found)[0].startswith("saved tensor `result` of TanhBackward0")
     assert "local `state`" in names(found)[0]
     assert state.numel() == 1
-    assert large_heap
+
+
+class Learner:
+    def __init__(self):
+        self.state = torch.ones(11)
+        self.rule = lambda: self.state
+
+
+@pytest.mark.whole_heap
+@pytest.mark.usefixtures("no_time_for_libraries")
+def test_libraries_are_gone_on_with_after_graphs(monkeypatch):
+    """Nothing but a look at everything tells a cycle."""
+    learner = Learner()
+    keys = [kept_by_a_library(monkeypatch), learner.state.untyped_storage()._cdata]
+    del learner
+    deadline = Deadline(60.0)
+    its, lost = find_holders(keys, deadline=deadline, in_passing=True)
+    assert not deadline.passed
+    assert names(its) == ["list `hoard` (1 items), global `hoard` of json"]
+    assert "a reference cycle that only the garbage collector frees" in names(lost)[0]
 
 
 def test_a_small_heap_is_searched_whole(library_sweeps):
