@@ -123,6 +123,8 @@ class Search:
     """`torch.Tensor` and all that is derived from it."""
     node_types: list[type] = field(default_factory=list)
     """The classes of nodes of autograd graphs."""
+    unswept: list[tuple[int, int]] = field(default_factory=list)
+    """Levels for which time was too short, each with the first of its chunks that is left."""
 
     def run(self) -> None:
         """Sweep from the user's roots, then from libraries': a name of the program is one to type.
@@ -153,7 +155,6 @@ class Search:
         self._locals: list[tuple[int, object]] = []
         self._late: list[Level] = []
         self._set_aside: list[tuple[object, _Entry]] = []
-        self._rest: list[tuple[int, int]] = []
         self._stops_early = False
         self._of_arrays: list[Reference] = []
         self.root_of: dict[int, Root] = {}
@@ -171,7 +172,7 @@ class Search:
         if self.graphs or not self._all_explained():
             self._sweep_graphs()
             self._sweep_rest()
-        self.heap.complete &= not self._rest
+        self.heap.complete &= not self.unswept
         if self.in_passing and self.deadline.passed:
             self._keep_explained()
 
@@ -183,10 +184,10 @@ class Search:
 
     def _sweep_rest(self) -> None:
         """Go on where time was too short, with what the graphs have left of theirs."""
-        while self._rest and not self.deadline.check():
+        while self.unswept and not self.deadline.check():
             if self._stops_early and self._all_explained():
                 return
-            rest, self._rest = self._rest, []
+            rest, self.unswept = self.unswept, []
             for source, first in rest:
                 self._sweep_from(source, first)
             self._sweep_graphs()
@@ -264,7 +265,7 @@ class Search:
         while True:
             if self.heap.levels[level].objects:
                 if self.deadline.passed:
-                    self._rest.append((level, chunk))
+                    self.unswept.append((level, chunk))
                     return
                 if not chunk:
                     self._note_specials(level, of_roots=level == of_roots)
@@ -307,7 +308,7 @@ class Search:
     def _python_edges(self, source: int, first: int) -> int:
         swept = self.heap.sweep(source, first)
         if swept.rest is not None:
-            self._rest.append((source, swept.rest))
+            self.unswept.append((source, swept.rest))
         self._near_names -= len(self.heap.levels[source].objects)
         if self._near_names > 0 and not first:
             self._look_in_arrays(source, None)

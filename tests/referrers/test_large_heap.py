@@ -95,7 +95,7 @@ def test_a_graph_is_walked_before_the_modules_of_libraries_take_all_of_the_time(
     unswept = []
 
     def too_late(self):
-        unswept.extend(self._rest)
+        unswept.extend(self.unswept)
         self.deadline.passed = True
 
     monkeypatch.setattr(search.Search, "_sweep_rest", too_late)
