@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
+from itertools import groupby
 
 import numpy as np
 import pytest
@@ -80,54 +82,61 @@ def test_what_only_a_library_holds_is_named_all_the_same(library_sweeps, monkeyp
     assert len(library_sweeps) == 1
 
 
-@pytest.fixture
-def no_time_for_libraries(large_heap, monkeypatch):
-    """All of the time of their modules is kept for graphs first."""
-    monkeypatch.setattr(search, "_FOR_GRAPHS", 1.0)
-    assert large_heap
-
-
-@pytest.mark.whole_heap
-@pytest.mark.usefixtures("no_time_for_libraries")
-def test_a_graph_is_walked_before_the_modules_of_libraries_take_all_of_the_time(monkeypatch):
-    """A function's variable ends the graph that holds what is looked for."""
-    deadline = Deadline(60.0)
-    unswept = []
-
-    def too_late(self):
-        unswept.extend(self.unswept)
-        self.deadline.passed = True
-
-    monkeypatch.setattr(search.Search, "_sweep_rest", too_late)
-    hidden = (torch.ones(4, requires_grad=True) * 2).tanh()
-    key = hidden.untyped_storage()._cdata
-    state = hidden.sum()
-    del hidden
-    (found,) = find_holders([key], deadline=deadline, in_passing=True)
-    assert unswept
-    assert names(found)[0].startswith("saved tensor `result` of TanhBackward0")
-    assert "local `state`" in names(found)[0]
-    assert state.numel() == 1
-
-
 class Learner:
     def __init__(self):
         self.state = torch.ones(11)
         self.rule = lambda: self.state
 
 
+@pytest.fixture
+def turns(monkeypatch):
+    """What a search does, one after the other, when the first time for libraries is none."""
+    done = []
+    sweep, may_read_graphs = heap.Heap.sweep, search.may_read_graphs
+
+    @contextmanager
+    def none_of_it(deadline, share):
+        deadline.passed = deadline.passed or share > 0
+        yield
+        deadline.passed = False
+
+    def noted_sweep(*arguments):
+        done.append("sweep")
+        return sweep(*arguments)
+
+    def noted_look():
+        done.append("graphs")
+        return may_read_graphs()
+
+    monkeypatch.setattr(heap.Deadline, "earlier", none_of_it)
+    monkeypatch.setattr(heap.Heap, "sweep", noted_sweep)
+    monkeypatch.setattr(search, "may_read_graphs", noted_look)
+    return done
+
+
 @pytest.mark.whole_heap
-@pytest.mark.usefixtures("no_time_for_libraries")
-def test_libraries_are_gone_on_with_after_graphs(monkeypatch):
+@pytest.mark.usefixtures("large_heap")
+def test_graphs_come_before_what_is_left_of_libraries(turns, monkeypatch):
     """Nothing but a look at everything tells a cycle."""
+    hidden = (torch.ones(4, requires_grad=True) * 2).tanh()
     learner = Learner()
-    keys = [kept_by_a_library(monkeypatch), learner.state.untyped_storage()._cdata]
-    del learner
+    keys = [
+        hidden.untyped_storage()._cdata,
+        kept_by_a_library(monkeypatch),
+        learner.state.untyped_storage()._cdata,
+    ]
+    state = hidden.sum()
+    del hidden, learner
     deadline = Deadline(60.0)
-    its, lost = find_holders(keys, deadline=deadline, in_passing=True)
+    of_graph, its, lost = find_holders(keys, deadline=deadline, in_passing=True)
     assert not deadline.passed
+    assert names(of_graph)[0].startswith("saved tensor `result` of TanhBackward0")
+    assert "local `state`" in names(of_graph)[0]
     assert names(its) == ["list `hoard` (1 items), global `hoard` of json"]
     assert "a reference cycle that only the garbage collector frees" in names(lost)[0]
+    by_turns = [one for one, _ in groupby(turns)]
+    assert by_turns[:3] == ["sweep", "graphs", "sweep"]
+    assert state.numel() == 1
 
 
 def test_a_small_heap_is_searched_whole(library_sweeps):
