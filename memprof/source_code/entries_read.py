@@ -90,12 +90,12 @@ def entry_read(place: Place, key: str, programs: Sequence[Program]) -> EntryRead
     texts: list[str] = []
     for node in flow.reads_of_entry(key):
         reader = _place_of(files, node)
-        found = (
+        reductions = (
             list(_reductions(reader, node, files, root_name(node)))
             if reader is not None
             else [None]
         )
-        for one in found:
+        for one in reductions:
             if one is None or not _is_of_item(one, root_name(node)):
                 return None
             texts.append(ast.unparse(one.call))
