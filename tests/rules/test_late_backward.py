@@ -94,3 +94,43 @@ def test_losses_that_take_most_are_of_the_passes(tmp_path):
     found = next(one for one in found if one.rule == "late-backward")
     assert found.match.passes == 4
     assert found.remedies[0].code == "total = total + smoothed(logits) / 4"
+
+
+def now_and_then():
+    net = model()
+
+    def step(number):
+        total = 0
+        for at in range(4):
+            loss = net(torch.randn(256, 64)).square().mean() / 4
+            total = total + loss
+            if (at + 1) % 4 == 0:
+                total.backward()
+                net.zero_grad()
+                total = 0
+
+    return step
+
+
+def under_a_condition():
+    """Each loss has its own pass, if it is finite; the rest is for nothing."""
+    net = model()
+
+    def step(number):
+        for _ in range(4):
+            loss = net(torch.randn(256, 64)).square().mean()
+            loss = loss + 1.0
+            if loss.isfinite():
+                loss.backward()
+            net.zero_grad()
+
+    return step
+
+
+def test_a_backward_pass_under_a_condition_is_of_the_rounds_before(tmp_path):
+    found = findings_of(now_and_then, tmp_path / "run.json")
+    found = next(one for one in found if one.rule == "late-backward")
+    assert found.match.passes == 4
+    assert found.remedies[0].code == "total = total + loss"
+    found = findings_of(under_a_condition, tmp_path / "other.json")
+    assert "late-backward" not in [one.rule for one in found]

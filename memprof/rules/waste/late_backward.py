@@ -27,14 +27,14 @@ class LossSum(Match):
 
 
 class LateBackward(WasteRule[LossSum]):
-    """A loop adds up losses, and `backward()` is called once, behind the loop."""
+    """A loop adds up losses, and `backward()` is called once, behind the loop or now and then."""
 
     name = "late-backward"
     summary = "losses are added up before one backward pass, which keeps all of their graphs"
     fixes = ("early_backward",)
 
     def matches(self, window: Window) -> Iterator[LossSum]:
-        """Passes called in a loop that adds to what a backward pass behind the loop starts from."""
+        """Passes called in a loop that adds to what a later backward pass starts from."""
         passes = forward_passes(window)
         if passes is None:
             return
@@ -70,17 +70,39 @@ class LateBackward(WasteRule[LossSum]):
 
 
 def _sum_of_losses(place: Place) -> Place | None:
-    """The statement in the loop that adds to what one ``backward`` after the loop starts from."""
+    """The statement in the loop that adds to what one ``backward`` starts from.
+
+    That stands after the loop, or in the loop under a condition.
+    """
     loop = place.loop
     if loop is None or _goes_on(place, loop):
         return None
     names_in_backward = _flows_into_backward(place.scope, loop.end_lineno or 0)
+    names_in_backward |= _flows_into_backward_now_and_then(loop)
     for statement in ast.walk(loop):
         if not isinstance(statement, ast.stmt):
             continue
         if (_collecting(statement) or _keyed_by(loop, statement)) in names_in_backward:
             return place.program.place(statement)
     return None
+
+
+def _flows_into_backward_now_and_then(loop: ast.For | ast.AsyncFor | ast.While) -> set[str]:
+    """Names that a round of the loop hands to the next, and a condition to a backward pass."""
+    names: set[str] = set()
+    for at, condition in enumerate(loop.body):
+        if isinstance(condition, ast.If) and not condition.orelse:
+            others = [*loop.body[:at], *loop.body[at + 1 :]]
+            anew = {name for one in others for name in _bound_anew(one)}
+            names |= _flows_into_backward(condition, 0) - anew
+    return names
+
+
+def _bound_anew(statement: ast.stmt) -> Iterator[str]:
+    """The variables to which a statement, or one in it, gives a value, and adds nothing."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.stmt) and not _collecting(node):
+            yield from (one.id for one in bound_names(node) if isinstance(one, ast.Name))
 
 
 def _goes_on(place: Place, loop: ast.AST) -> bool:
