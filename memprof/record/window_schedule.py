@@ -608,16 +608,19 @@ class WindowSchedule:
     def _close_if(self, end: End | None, now_us: int, meter: OverheadMeter) -> None:
         if end is None or self.reason is None:
             return
-        is_untrained = self.reason is Reason.START and self._training_steps < self.TRAINED
+        is_start = self.reason is Reason.START
         self.reason, self.end = None, end
         self._closed_us = now_us
         took_us = max(1, now_us - self._opened_us)
         self._rate = max(0.0, meter.total_us - self._total_at_opening_us) / took_us
         for quota in (self.events, self.bytes, self.rows):
             quota.window_ended()
-        # A step that takes a quota's half by itself gets a half once more, not all of it.
-        waits = end is End.RESERVE or (end in self._QUOTAS and not self._resumed_to_train)
-        self._keeps_rest = is_untrained and waits and self._has_room()
+        if is_start:  # a window for a climb, of an evaluation say, leaves what is kept as it is
+            is_untrained = self._training_steps < self.TRAINED
+            # A step that takes a quota's half by itself gets a half once more, not all of it.
+            waits = end is End.RESERVE or (end in self._QUOTAS and not self._resumed_to_train)
+            self._keeps_rest = is_untrained and waits
+        self._keeps_rest = self._keeps_rest and self._has_room()
 
 
 def _power_of_two(least: float) -> int:

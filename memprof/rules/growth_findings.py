@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from memprof.chain_description import keeper
 from memprof.records import GuessedSteps, Holder, Site
-from memprof.reference_chain import LinkKind
+from memprof.reference_chain import LinkKind, largest_container
 from memprof.rules.between_windows import StacklessGroup, stackless_group, with_stackless
 from memprof.rules.containers import is_kept_short, is_of_key
 from memprof.rules.counted_later import came_and_went
@@ -111,6 +111,16 @@ def _is_mostly_stackless(stackless: StacklessGroup, groups: Sequence[GrowingGrou
     return 2 * len(stackless.rows) > sum(own)
 
 
+def _is_registry(holder: Holder) -> bool:
+    """Whether a library's object lists what holds it, and has a method that lets go of that.
+
+    Nobody makes an ensemble there: ``accelerator.prepare(model)`` in each fold.
+    """
+    at = largest_container(holder.links)
+    above = holder.links[at - 1] if at else None
+    return above is not None and bool(above.releases) and not above.filename
+
+
 @dataclass(slots=True, eq=False)
 class _Leak:
     """One cluster on its way to a finding."""
@@ -182,6 +192,8 @@ class _Leak:
             return False
         rows = np.concatenate([group.rows for group in groups])
         if self._models_by_count(rows) >= _FEW_MODELS:
+            return False
+        if any(_is_registry(one) for one in self.cluster.holders[:1]):
             return False
         links = (link.kind for one in self.cluster.holders[:1] for link in one.links)
         has_parameters = (self.survival.lives.category[rows] == Category.PARAMETER).any()

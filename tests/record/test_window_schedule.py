@@ -301,6 +301,23 @@ def test_calls_that_train_nothing_do_not_take_what_is_kept():
     assert schedule.step_ended(12 * SECOND, meter, step=12)
 
 
+def test_a_window_for_a_climb_leaves_what_is_kept_for_training():
+    """An evaluation before the training collects its results: bytes climb."""
+    schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
+    meter.hook(2.1 * SECOND)
+    assert not schedule.step_ended(1 * SECOND, meter, LEVEL, step=0, trains=False)
+    assert schedule.is_reserved
+    for step in range(1, 40):
+        schedule.step_ended(1 * SECOND + step, meter, LEVEL * (step + 1), step=step, trains=False)
+        if schedule.is_open:
+            break
+    assert schedule.reason is Reason.GROWTH
+    schedule.closes_with(End.STEPS, 2 * SECOND, meter)
+    assert schedule.is_reserved
+    assert schedule.training_begins(60 * SECOND, meter)
+    assert schedule.reason is Reason.START
+
+
 def test_steps_that_train_nothing_get_half_of_what_is_kept_after_a_while_and_once_more():
     schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
     windows: list[list[int]] = [[]]

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from memprof.loading import load
-from memprof.records import StepColumns
+from memprof.records import Finding, Holder, StepColumns
+from memprof.reference_chain import Link, LinkKind
 from memprof.rules.ranked_findings import findings
 from memprof.testing import TraceBuilder
 from memprof.trace import Category, Frame
@@ -89,6 +90,30 @@ def test_more_that_are_counted_after_five_were_recorded_pile_up(tmp_path, models
     run = load(Recording((trace,), columns).write(tmp_path / "run.json"))
     rates = [one.bytes_per_step for one in findings(run) if one.bytes_per_step]
     assert rates == ([(4 << 20) / 32] if is_told else [])
+
+
+@pytest.mark.parametrize(
+    ("filename", "releases", "is_told"),
+    [("", ("clear",), True), ("", (), False), ("/work/ensemble.py", ("clear",), False)],
+    ids=["a library's", "without a way out", "the program's own"],
+)
+def test_a_librarys_list_of_what_it_prepared_is_no_ensemble(tmp_path, filename, releases, is_told):
+    trace = TraceBuilder(device="cpu")
+    for step in range(20):
+        trace.label(step=step).alloc(512, "work").free("work")
+        if step % 4 == 0:
+            stack = (Frame("main", "folds.py", 9),)
+            trace.alloc(1 << 20, f"m{step}", stack=stack, category=Category.PARAMETER)
+    links = [
+        Link(LinkKind.LOCAL, "accelerator", "main", "folds.py", 3),
+        Link(LinkKind.ATTRIBUTE, "_models", "Accelerator", filename, releases=releases),
+        Link(LinkKind.ITEM, "2", "list", length=4),
+        Link(LinkKind.PARAMETER, "weight", "Linear"),
+    ]
+    holder = Holder(LinkKind.ITEM, "folds.py", 3, "accelerator = Accelerator()", links)
+    held = Finding("holders", device="cpu", step=16, stack=1, holders=[holder])
+    run = load(Recording((trace,), more=(held,)).write(tmp_path / "run.json"))
+    assert any(one.bytes_per_step for one in findings(run)) is is_told
 
 
 def trained():
