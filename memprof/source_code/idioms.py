@@ -41,6 +41,7 @@ __all__ = [
     "accumulation",
     "added_by",
     "alias_of",
+    "arguments_named",
     "checks_for_key",
     "copies_collection",
     "emptied_by",
@@ -468,6 +469,16 @@ def is_autograd_function(place: Place | None) -> bool:
 def keyword(call: ast.Call, name: str) -> ast.expr | None:
     """The value of a keyword argument."""
     return next((k.value for k in call.keywords if k.arg == name), None)
+
+
+def arguments_named(programs: Iterable[Program], name: str) -> Iterator[tuple[Place, ast.expr]]:
+    """Values that calls are given under a name, each with the statement of its call."""
+    for program in programs:
+        for node in ast.walk(program.tree):
+            if isinstance(node, ast.keyword) and node.arg == name:
+                place = program.place(node.value)
+                if place is not None:
+                    yield place, node.value
 
 
 def alias_of(place: Place, target: str) -> Place | None:

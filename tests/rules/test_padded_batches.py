@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import warnings
 
 import pytest
@@ -72,6 +73,36 @@ def test_the_longest_of_all_batches_says_what_padding_costs(tmp_path):
     )
     assert one.bytes % (SEQUENCES * PLACES) == 0
     assert load(tmp_path / "run.json").padded == PaddedBatches(16, SEQUENCES, PLACES, 48)
+
+
+TEXTS = """\
+def encode(tokenizer, texts):
+    return tokenizer(
+        texts,
+        padding="max_length",
+    )
+"""
+
+
+def test_the_line_is_where_a_tokenizer_is_told_the_length(tmp_path):
+    source = tmp_path / "texts.py"
+    source.write_text(TEXTS)
+    texts = runpy.run_path(str(source))
+
+    def by_a_tokenizer():
+        net = Encoder()
+
+        def step(number):
+            encoded = texts["encode"](lambda longest, padding: batch(longest), 40 + number % 9)
+            net(**encoded).square().mean().backward()
+            net.zero_grad()
+
+        return step
+
+    found = findings_of(by_a_tokenizer, tmp_path / "run.json")
+    (one,) = [one for one in found if one.rule == "padded-batches"]
+    assert (one.remedies[0].fix, one.remedies[0].line) == ("pad_to_longest", 4)
+    assert one.remedies[0].code.strip() == 'padding="max_length",'
 
 
 def test_what_is_promised_is_what_padding_to_the_longest_saves(tmp_path):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,8 @@ from memprof.rules.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.idioms import arguments_named
+from memprof.source_code.program import Place, Program
 from memprof.trace import SURVIVOR_AGE, Category, Frame, Phase
 from memprof.views.window import Bools, Window
 
@@ -25,6 +28,8 @@ _WIDTHS = (1, 4, 8)
 """Bytes of a value of a mask, or of an index."""
 _LEAST_SHARE = 0.2
 """Of the peak, in tensors with a value or more for each place."""
+_PADDING, _TO_FIXED_LENGTH = "padding", "max_length"
+"""What a tokenizer of transformers is given to pad all to one length."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,9 +90,20 @@ class PaddedBatchesRule(WasteRule[Padded]):
             "or a collator that does it: `DataCollatorWithPadding`)."
         )
         remains = batches.longest / batches.places
+        settings = list(_fixed_lengths(case.programs))
+        if len(settings) == 1:
+            yield Advice("pad_to_longest", why, *settings[0], remains=remains)
+            return
         frame = match.frame
         place = case.place_at(frame.filename, frame.line) if frame is not None else None
         yield Advice("pad_to_longest", why, place or case.site, remains=remains)
+
+
+def _fixed_lengths(programs: Iterable[Program]) -> Iterator[tuple[Place, int]]:
+    """The statements that have a tokenizer pad all to one length, each with the line of that."""
+    for place, value in arguments_named(programs, _PADDING):
+        if isinstance(value, ast.Constant) and value.value == _TO_FIXED_LENGTH:
+            yield place, value.lineno
 
 
 def _making_frame(window: Window, batches: PaddedBatches) -> Frame | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Place, Program, called_name
+from memprof.source_code.idioms import arguments_named
+from memprof.source_code.program import Program, called_name
 from memprof.trace import Category
 from memprof.units import format_bytes
 from memprof.views.window import Window
@@ -33,7 +34,10 @@ class WholeVocabulary(WasteRule[Match]):
 
     def matches(self, window: Window) -> Iterator[Match]:
         """The copies of the largest layers that are trained whole, with all that training adds."""
-        if not (any(map(_adds_tokens, window.programs)) and list(_choices(window.programs))):
+        if not (
+            any(map(_adds_tokens, window.programs))
+            and list(arguments_named(window.programs, _ARGUMENT))
+        ):
             return
         names = window.owners.module.names
         is_whole = np.array([_WHOLE in name for name in names], dtype=np.bool_)
@@ -61,8 +65,9 @@ class WholeVocabulary(WasteRule[Match]):
 
     def advice(self, match: Match, case: Case) -> Iterator[Advice]:
         """Train the rows of the tokens that were added."""
-        choices = list(_choices(case.programs))
-        place, line = choices[0] if len(choices) == 1 else (case.site, 0)
+        choices = list(arguments_named(case.programs, _ARGUMENT))
+        place, value = choices[0] if len(choices) == 1 else (case.site, None)
+        line = value.lineno if value is not None else 0
         why = (
             f"PEFT copies each layer of `{_ARGUMENT}`, and each copy has a gradient and optimizer "
             f"state for every token: {format_bytes(match.nbytes)}. The program adds tokens "
@@ -73,16 +78,6 @@ class WholeVocabulary(WasteRule[Match]):
 
 def _adds_tokens(program: Program) -> bool:
     return any(called_name(node) == _GROWS for node in ast.walk(program.tree))
-
-
-def _choices(programs: Iterable[Program]) -> Iterator[tuple[Place, int]]:
-    """The statements that name layers to be trained whole, each with the line that names them."""
-    for program in programs:
-        for node in ast.walk(program.tree):
-            if isinstance(node, ast.keyword) and node.arg == _ARGUMENT:
-                place = program.place(node.value)
-                if place is not None:
-                    yield place, node.value.lineno
 
 
 RULE = WholeVocabulary()
