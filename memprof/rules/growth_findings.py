@@ -17,6 +17,7 @@ from memprof.chain_description import keeper
 from memprof.records import GuessedSteps, Holder, Site
 from memprof.reference_chain import LinkKind, largest_container
 from memprof.rules.between_windows import StacklessGroup, stackless_group, with_stackless
+from memprof.rules.beyond_windows import beyond_windows
 from memprof.rules.containers import is_kept_short, is_of_key
 from memprof.rules.counted_later import came_and_went
 from memprof.rules.cyclic_garbage import cyclic_garbage, freed_by_collector
@@ -87,6 +88,9 @@ def _candidates(run: Run, examination: DeviceExamination) -> list[_Leak]:
             holders[stackless.stack] = (*holders[EMPTY], *own)
     growing_stacks = {group.stack for group in groups}
     groups += [one for one in cyclic_garbage(lives, freed) if one.stack not in growing_stacks]
+    for group, own in beyond_windows(examination, lives, holders, {one.stack for one in groups}):
+        groups.append(group)
+        holders[group.stack] = own
 
     def call_of(stack: int) -> tuple[Frame, ...]:
         return _outside_of_modules(lives.tables.stack(stack))

@@ -13,7 +13,7 @@ from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import code_of
 from memprof.trace import Frame
 
-__all__ = ["holders_of"]
+__all__ = ["grown", "holders_of"]
 
 
 def holders_of(looks: Sequence[Finding]) -> tuple[Holder, ...]:
@@ -43,7 +43,7 @@ def _with_growth(holder: Holder, earlier: Sequence[Finding]) -> Holder:
     if not others:
         return holder
     pairs = zip(holder.links, others[-1].links, strict=True)
-    links = [_grown(link) if 0 < before.length < link.length else link for link, before in pairs]
+    links = [grown(link) if 0 < before.length < link.length else link for link, before in pairs]
     at = largest_container(links)
     if at is None or not links[at].grows:
         return msgspec.structs.replace(holder, links=links)
@@ -63,8 +63,8 @@ def _with_growth(holder: Holder, earlier: Sequence[Finding]) -> Holder:
     )
 
 
-def _grown(link: Link) -> Link:
-    """A container that became longer; a dict that does so has no fixed names, as a record has."""
+def grown(link: Link) -> Link:
+    """Mark a container as longer than before; a dict that grows is no record of fixed names."""
     return msgspec.structs.replace(link, grows=True, is_record=False)
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from memprof.chain_description import keeper
 from memprof.records import Finding, Holder, Site
 from memprof.rules.between_windows import stackless_group
+from memprof.rules.counted_rise import counted_rise
 from memprof.rules.finding import Kind, RuleFinding
 from memprof.rules.group_by_holder import held_by
 from memprof.rules.growth_findings import filling
@@ -18,12 +19,11 @@ from memprof.rules.load_rules import rule_named
 from memprof.rules.rule import WasteRule
 from memprof.rules.same_holder import holder_key
 from memprof.run import DeviceRun, Run
-from memprof.trace import EMPTY, NOT_RECORDED, SURVIVOR_AGE, WARM_UP
+from memprof.trace import EMPTY, SURVIVOR_AGE, WARM_UP
 from memprof.units import format_bytes
 from memprof.views.examination import DeviceExamination, Examination
 from memprof.views.sites import short_path, sites
 from memprof.views.survivors import survival
-from memprof.views.trend import floor, rise, rises_throughout
 from memprof.views.window import Window, site_at
 
 __all__ = ["UnexplainedGrowth", "unexplained_growth"]
@@ -31,16 +31,8 @@ __all__ = ["UnexplainedGrowth", "unexplained_growth"]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-_LEAST_RISE = 4 << 20
-"""What rises by less over a whole recording, nobody looks for."""
-_LEAST_SHARE = 0.1
-"""Of the most that was allocated at a step's end; likewise."""
 _EXPLAINED = 0.5
 """Of the rise, in bytes or as a rate: from there on the findings are the answer."""
-_LEAST_LATE = 4
-"""Counts in the later half of the steps: with fewer, the rate must be what it was before."""
-_AS_FAST = 0.75
-"""Of the rate before."""
 _MUCH = 0.25
 """Of what is to be explained: a line that made less is not named."""
 
@@ -126,29 +118,18 @@ def unexplained_growth(
 def _of_device(
     run: Run, examination: DeviceExamination, findings: Sequence[RuleFinding]
 ) -> UnexplainedGrowth | None:
-    device, steps = examination.device, examination.steps
-    with_figures = steps.allocated != NOT_RECORDED
-    allocated, numbers = steps.allocated[with_figures], steps.last[with_figures]
-    risen = rise(allocated)
+    device = examination.device
+    risen = counted_rise(examination.steps)
     if risen is None:
         return None
-    low, high = int(risen.places[0]) - 1, int(risen.places[-1])
-    least = floor(allocated)
-    total = int(least[high] - least[low])
-    if total < max(_LEAST_RISE, _LEAST_SHARE * int(allocated.max())):
-        return None
-    if not rises_throughout(_by_step(numbers, least, low), 0):
-        return None
-    if not _goes_on(numbers, least, low, high):
-        return None
-    per_step = total / max(1, int(numbers[high] - numbers[low]))
+    total, per_step = risen.bytes, risen.per_step
     growth = [one for one in findings if _is_growth_of(one, device)]
     explained = max(sum(one.bytes for one in growth), _held_likewise(run, examination, growth))
     if _is_explained(growth, total, per_step) or explained >= _EXPLAINED * total:
         return None
     if _is_explained([*growth, *filling(run, examination)], total, per_step):
         return None
-    since = int(numbers[low])
+    since = risen.first_step
     if _accumulated(examination, findings, since) >= _EXPLAINED * total:
         return None
     if _made_larger(examination, findings, since) >= _EXPLAINED * total:
@@ -159,8 +140,8 @@ def _of_device(
         device=device.device,
         bytes=total,
         per_step=per_step,
-        first_step=int(numbers[low]),
-        last_step=int(numbers[high]),
+        first_step=risen.first_step,
+        last_step=risen.last_step,
         explained=explained,
         site=site,
         site_bytes=site_bytes,
@@ -184,30 +165,6 @@ def _last_search(run: Run, device: DeviceRun) -> Finding | None:
         and one.holders
     ]
     return found[-1] if found else None
-
-
-def _by_step(numbers: Ints, least: Ints, low: int) -> Ints:
-    """The floor from a place on at steps of equal distance: some stretches are counted densely."""
-    steps = np.linspace(numbers[low], numbers[-1], len(numbers) - low)
-    between: Ints = np.interp(steps, numbers[low:], least[low:]).astype(np.int64)
-    return between
-
-
-def _goes_on(numbers: Ints, least: Ints, low: int, high: int) -> bool:
-    """Whether it rises late as it did early, where few of the late steps were counted.
-
-    A cache that has filled in the meantime stands higher than it stood early on, too.
-    """
-    middle = (int(numbers[low]) + int(numbers[high])) / 2
-    late = int((numbers > middle).sum())
-    last_early = int(np.searchsorted(numbers, middle, side="right")) - 1
-    if late >= _LEAST_LATE or last_early <= low:
-        return True
-    early, rest = (
-        (least[end] - least[begin]) / max(1, int(numbers[end] - numbers[begin]))
-        for begin, end in ((low, last_early), (last_early, high))
-    )
-    return bool(rest >= _AS_FAST * early)
 
 
 def _is_explained(growth: Sequence[RuleFinding], total: int, per_step: float) -> bool:

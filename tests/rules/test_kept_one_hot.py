@@ -40,6 +40,33 @@ class Projected(Corpus):
         return self.rows.mean(0) * number
 
 
+class Characters(Corpus):
+    """The table is filled by hand, as programs have it that once were of another library."""
+
+    def __init__(self):
+        text = "".join(chr(97 + number % 26) for number in range(COUNT))
+        index_of = {one: at for at, one in enumerate(sorted(set(text)))}
+        self.table = torch.zeros(COUNT, CLASSES)
+        for at, character in enumerate(text):
+            self.table[at, index_of[character]] = 1.0
+
+    def batch(self, number):
+        return self.table[number * BATCH : (number + 1) * BATCH]
+
+
+class Drawings(Corpus):
+    """Points in pictures are no classes."""
+
+    def __init__(self):
+        self.canvas = torch.zeros(COUNT, 4, CLASSES // 4)
+        for number in range(COUNT):
+            y, x = number % 4, number % (CLASSES // 4)
+            self.canvas[number, y, x] = 1.0
+
+    def batch(self, number):
+        return self.canvas[number * BATCH : (number + 1) * BATCH]
+
+
 def sums_of(corpus):
     def step(number):
         (corpus.batch(number) * 2).sum().item()
@@ -69,3 +96,23 @@ def test_the_indices_are_to_be_kept(tmp_path):
 def test_a_table_that_is_read_whole_is_none(tmp_path):
     found = findings_of(lambda: sums_of(Projected()), tmp_path / "run.json")
     assert [one.site.code for one in found if one.rule == "kept-one-hot"] == []
+
+
+def filled_by_hand():
+    return sums_of(Characters())
+
+
+def drawn():
+    return sums_of(Drawings())
+
+
+def test_ones_that_are_written_by_hand_are_a_table_too(tmp_path):
+    (found,) = [
+        one
+        for one in findings_of(filled_by_hand, tmp_path / "run.json")
+        if one.rule == "kept-one-hot"
+    ]
+    assert found.site.code == "self.table = torch.zeros(COUNT, CLASSES)"
+    assert found.bytes == COUNT * CLASSES * 4
+    others = findings_of(drawn, tmp_path / "other.json")
+    assert "kept-one-hot" not in [one.rule for one in others]

@@ -11,8 +11,16 @@ from memprof.rules.case import Case
 from memprof.rules.large_tensor import made_by_its_statement
 from memprof.rules.lifespan import stays_near_peak
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Place, bound_names, called_name, calls_in, place_of
+from memprof.source_code.program import (
+    Place,
+    assigned,
+    bound_names,
+    called_name,
+    calls_in,
+    place_of,
+)
 from memprof.source_code.scopes import nodes_around, reads_of
+from memprof.source_code.values import values_of
 from memprof.units import format_bytes
 from memprof.views.window import Window
 
@@ -23,6 +31,8 @@ _LEAST_SHARE = 0.1
 _MAKER = "one_hot"
 _DATA_SETS = frozenset(("TensorDataset", "len"))
 """Calls that take a table and read its rows later, or nothing of it but how many there are."""
+_BLANK = frozenset(("new_zeros", "zeros", "zeros_like"))
+"""What makes a table of zeros, into which the program writes a one for each row."""
 _OF_SHAPE = frozenset(("device", "dtype", "ndim", "shape", "size"))
 
 
@@ -77,24 +87,58 @@ def _is_kept(place: Place) -> bool:
     targets = bound_names(statement)
     if not isinstance(statement, ast.Assign) or len(targets) != 1:
         return False
-    if not calls_in(statement.value, _MAKER):
+    target, scope = targets[0], place.scope
+    if isinstance(target, ast.Attribute) and place.class_ is not None:
+        scope = place.class_
+    elif not isinstance(target, ast.Name):
         return False
-    target = targets[0]
+    is_blank = called_name(statement.value) in _BLANK
+    if not calls_in(statement.value, _MAKER) and not (is_blank and _has_ones(place, target)):
+        return False
+    loads = _loads(scope, target)
+    return bool(loads) and all(_is_of_part(one, nodes_around(scope, one)[-1]) for one in loads)
+
+
+def _loads(scope: ast.AST, target: ast.expr) -> list[ast.expr]:
+    """Where a name or an attribute is read."""
     if isinstance(target, ast.Name):
-        reads = list(reads_of(place.scope, target.id))
-        return bool(reads) and all(_is_of_part(node, around[-1]) for node, around in reads)
-    if not isinstance(target, ast.Attribute) or place.class_ is None:
-        return False
+        return [node for node, _ in reads_of(scope, target.id)]
     text = ast.unparse(target)
-    loads = [
-        node
-        for node in ast.walk(place.class_)
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.ctx, ast.Load)
-        and ast.unparse(node) == text
+    nodes = (node for node in ast.walk(scope) if isinstance(node, ast.Attribute))
+    return [one for one in nodes if isinstance(one.ctx, ast.Load) and ast.unparse(one) == text]
+
+
+def _has_ones(place: Place, target: ast.expr) -> bool:
+    """Whether a function writes ones into a table, by indices that it looks up, and nothing else.
+
+    ``x[i, t, index_of[character]] = 1.0``: what it looks them up in has the classes.
+    """
+    text = ast.unparse(target)
+    written = [
+        (one, value)
+        for node in ast.walk(place.scope)
+        for one, value in assigned(node)
+        if isinstance(one, ast.Subscript) and ast.unparse(one.value) == text
     ]
-    return bool(loads) and all(
-        _is_of_part(one, nodes_around(place.class_, one)[-1]) for one in loads
+    return bool(written) and all(
+        isinstance(value, ast.Constant) and value.value == 1 and _is_looked_up(place, one.slice)
+        for one, value in written
+    )
+
+
+def _is_looked_up(place: Place, index: ast.expr) -> bool:
+    """Whether of several indices the last is, or comes of, an entry under a key: ``of[name]``."""
+    if not isinstance(index, ast.Tuple) or not index.elts:
+        return False
+    last = index.elts[-1]
+    values = list(values_of(place, last.id)) if isinstance(last, ast.Name) else [last]
+    return bool(values) and all(one is not None and _has_entry(one) for one in values)
+
+
+def _has_entry(value: ast.expr) -> bool:
+    return any(
+        isinstance(node, ast.Subscript) and not isinstance(node.slice, (ast.Slice, ast.Tuple))
+        for node in ast.walk(value)
     )
 
 

@@ -1,0 +1,92 @@
+"""Whether bytes that were counted at step ends, in windows and between them, rise to the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.run import Steps
+from memprof.trace import NOT_RECORDED
+from memprof.views.trend import floor, rise, rises_throughout
+
+__all__ = ["CountedRise", "counted_rise"]
+
+Ints = npt.NDArray[np.int64]
+
+_LEAST_RISE = 4 << 20
+"""What rises by less over a whole recording, nobody looks for."""
+_LEAST_SHARE = 0.1
+"""Of the most that was allocated at a step's end; likewise."""
+_LEAST_LATE = 4
+"""Counts in the later half of the steps: with fewer, the rate must be what it was before."""
+_AS_FAST = 0.75
+"""Of the rate before."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CountedRise:
+    """The floor of a device's allocated bytes rises up to the end."""
+
+    bytes: int
+    """By which it rose from the first step after the warm-up to the last."""
+    first_step: int
+    last_step: int
+    steps: Ints
+    """Those with figures, from the first step on."""
+    least: Ints
+    """The floor after each."""
+
+    @property
+    def per_step(self) -> float:
+        """Bytes."""
+        return self.bytes / max(1, self.last_step - self.first_step)
+
+    def until(self, step: int) -> int:
+        """Bytes by which it had risen after a step."""
+        at = int(np.searchsorted(self.steps, step, side="right")) - 1
+        return int(self.least[at] - self.least[0]) if at > 0 else 0
+
+
+def counted_rise(steps: Steps) -> CountedRise | None:
+    """How the allocated bytes of one device rise; None where they do not, or by little."""
+    with_figures = steps.allocated != NOT_RECORDED
+    allocated, numbers = steps.allocated[with_figures], steps.last[with_figures]
+    risen = rise(allocated)
+    if risen is None:
+        return None
+    low, high = int(risen.places[0]) - 1, int(risen.places[-1])
+    least = floor(allocated)
+    total = int(least[high] - least[low])
+    if total < max(_LEAST_RISE, _LEAST_SHARE * int(allocated.max())):
+        return None
+    if not rises_throughout(_by_step(numbers, least, low), 0):
+        return None
+    if not _goes_on(numbers, least, low, high):
+        return None
+    return CountedRise(total, int(numbers[low]), int(numbers[high]), numbers[low:], least[low:])
+
+
+def _by_step(numbers: Ints, least: Ints, low: int) -> Ints:
+    """The floor from a place on at steps of equal distance: some stretches are counted densely."""
+    steps = np.linspace(numbers[low], numbers[-1], len(numbers) - low)
+    between: Ints = np.interp(steps, numbers[low:], least[low:]).astype(np.int64)
+    return between
+
+
+def _goes_on(numbers: Ints, least: Ints, low: int, high: int) -> bool:
+    """Whether it rises late as it did early, where few of the late steps were counted.
+
+    A cache that has filled in the meantime stands higher than it stood early on, too.
+    """
+    middle = (int(numbers[low]) + int(numbers[high])) / 2
+    late = int((numbers > middle).sum())
+    last_early = int(np.searchsorted(numbers, middle, side="right")) - 1
+    if late >= _LEAST_LATE or last_early <= low:
+        return True
+    early, rest = (
+        (least[end] - least[begin]) / max(1, int(numbers[end] - numbers[begin]))
+        for begin, end in ((low, last_early), (last_early, high))
+    )
+    return bool(rest >= _AS_FAST * early)
