@@ -22,7 +22,7 @@ _LEAST_MODULES = 3
 """Modules that keep something: fewer are a result that is used, and no graph."""
 _LEAST_KEPT = 0.4
 """Of the bytes that a forward pass makes: with gradients on, most are there when it ends."""
-_LEAST_SPREAD = 0.5
+_LEAST_SPREAD = 0.4
 """Of the modules that made something, those that keep something: results that a model returns come
 from few of them."""
 _MOST_LEARNT = 0.1
