@@ -147,3 +147,42 @@ def test_what_one_hook_fills_is_emptied_where_it_fills_it(tmp_path):
 def test_hooks_that_become_more_are_removed_whatever_they_fill(every, tmp_path):
     found = findings_of(collectors(every), tmp_path / "run.json", steps=40)[0]
     assert (found.rule, found.remedies[0].fix) == ("hook", "remove_hook")
+
+
+def one_for_each_call():
+    layer = nn.Linear(WIDTH, WIDTH)
+
+    def predict(number):
+        outputs = []
+
+        def take(module, inputs, output):
+            outputs.append(output.detach())
+
+        layer.register_forward_hook(take)
+        layer(torch.ones(WIDTH, WIDTH))
+        return outputs[0].mean().item()
+
+    return predict
+
+
+def one_before_a_loop():
+    layer = nn.Linear(WIDTH, WIDTH)
+    outputs = []
+
+    def take(module, inputs, output):
+        outputs.append(output.detach())
+
+    def step(number):
+        if number == 0:
+            layer.register_forward_hook(take)
+        for _ in range(2):
+            layer(torch.ones(WIDTH, WIDTH))
+
+    return step
+
+
+def test_the_function_that_registers_and_calls_the_model_registers_each_time(tmp_path):
+    found = findings_of(one_for_each_call, tmp_path / "run.json", steps=40)[0]
+    assert (found.rule, found.remedies[0].fix) == ("hook", "remove_hook")
+    found = findings_of(one_before_a_loop, tmp_path / "other.json", steps=40)[0]
+    assert (found.rule, found.remedies[0].fix) == ("hook", "clear_container")

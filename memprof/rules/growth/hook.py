@@ -55,7 +55,7 @@ class Hook(GrowthRule[RegisteredHook]):
             if isinstance(call.func, ast.Attribute) and "hook" in call.func.attr:
                 owner = ast.unparse(call.func.value)
                 closed = owner in _closed_over(place, call)
-                filled = _filled_by_one(case)
+                filled = _filled_by_one(case) if not _is_repeated(case, place) else None
                 return RegisteredHook(place, call, call.func.attr, owner, closed, filled)
         return None
 
@@ -94,6 +94,18 @@ class Hook(GrowthRule[RegisteredHook]):
             f"lives, and {why}: keep the handle and call `remove()`.",
             cause.place,
         )
+
+
+def _is_repeated(case: Case, registration: Place) -> bool:
+    """Whether the call within which the passes run registers a hook for each: there are ever more.
+
+    The function that registers calls the model as well, and no loop of its own goes around that
+    call alone.
+    """
+    function = registration.function
+    return function is not None and any(
+        place.function is function and place.loop is registration.loop for _, place in case.frames
+    )
 
 
 def _filled_by_one(case: Case) -> FilledContainer | None:
