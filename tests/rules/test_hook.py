@@ -169,12 +169,12 @@ def one_before_a_loop():
     layer = nn.Linear(WIDTH, WIDTH)
     outputs = []
 
-    def take(module, inputs, output):
+    def give(module, inputs, output):
         outputs.append(output.detach())
 
     def step(number):
         if number == 0:
-            layer.register_forward_hook(take)
+            layer.register_forward_hook(give)
         for _ in range(2):
             layer(torch.ones(WIDTH, WIDTH))
 

@@ -126,3 +126,37 @@ def test_a_pass_that_nothing_learns_through_needs_no_graph_at_all(tmp_path):
         "value = critic(x).mean()",
     )
     assert "old-graphs" not in [one.rule for one in others]
+
+
+class Monitor:
+    def __init__(self):
+        self.entropy = 0.0
+
+    def update(self, logits):
+        logs = logits.log_softmax(-1)
+        self.entropy = self.entropy - (logs.exp() * logs).sum(-1).mean()
+
+
+def with_a_sum_that_is_reset():
+    model, monitor = nn.Sequential(nn.Linear(64, 64), nn.Tanh()), Monitor()
+
+    def step(number):
+        logits = model(torch.randn(512, 64))
+        monitor.update(logits)
+        logits.square().mean().backward()
+        model.zero_grad()
+        if number % 10 == 9:
+            monitor.entropy = 0.0
+
+    return step
+
+
+def test_a_sum_with_its_graphs_outside_of_modules_is_one_too(tmp_path):
+    (found,) = [
+        one
+        for one in findings_of(with_a_sum_that_is_reset, tmp_path / "run.json", steps=40)
+        if one.rule == "old-graphs"
+    ]
+    assert "are activations of 8 earlier steps" in found.title  # those of the last two are fresh
+    assert found.remedies[0].fix == "detach"
+    assert found.remedies[0].code.startswith("self.entropy = self.entropy - (logs.exp()")

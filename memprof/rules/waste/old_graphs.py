@@ -27,7 +27,7 @@ from memprof.views.window import Bools, Ints, Window
 __all__ = ["RULE"]
 
 _LEAST_MODULES = 2
-"""Modules whose activations stay: of one module it is a result that was stored, and no graph."""
+"""Modules whose activations stay: of one module it is as a rule a result that was stored."""
 _GROWTH = 1.4
 """The most in the second half of the steps over that in the first: a bounded number is full by
 then, or nearly so. What grows steadily has doubled, and is a leak: other findings are about it."""
@@ -35,7 +35,8 @@ _LOOKS = 64
 """Steps at which the bytes are counted."""
 
 _MOSTLY = 0.5
-"""Share of the bytes that backward passes freed: what is dropped unused goes at any other time."""
+"""Share of the bytes that backward passes freed: what is dropped unused goes at any other time. And
+of those that graphs have saved."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +62,8 @@ class OldGraphs(WasteRule[OldGraph]):
         if not mask.any() or _grows(window, mask) or _is_awaited(window, mask):
             return
         at_peak = mask & window.at_peak
-        if len(np.unique(window.module[at_peak])) < _LEAST_MODULES:
+        is_of_few = len(np.unique(window.module[at_peak])) < _LEAST_MODULES
+        if is_of_few and not _is_mostly_saved(window, at_peak):
             return
         rows = np.flatnonzero(mask)
         yield OldGraph(
@@ -129,6 +131,15 @@ def _results_of(window: Window, at_peak: Bools) -> tuple[int, ...]:
     of_stacks = [one for one in np.split(rows, edges) if len(one)]
     same = [one for one in of_stacks if np.array_equal(np.unique(window.made_in[one]), steps)]
     return tuple(int(window.lives.stack[one[0]]) for one in same)
+
+
+def _is_mostly_saved(window: Window, at_peak: Bools) -> bool:
+    """Whether searches in the job came upon most of it through graphs that something holds."""
+    saved = {
+        one.stack for one in window.searches if any(held.through_graph for held in one.holders[:1])
+    }
+    nbytes = window.bytes_of(at_peak & np.isin(window.lives.stack, list(saved)))
+    return nbytes > _MOSTLY * window.bytes_of(at_peak)
 
 
 def _last_needed(window: Window, rows: Ints) -> Ints:
