@@ -32,6 +32,9 @@ from memprof.views.window import Bools, Window
 
 __all__ = ["RULE"]
 
+_LITTLE_ELSE = 0.4
+"""Of the peak: nearly half where the memory is all there is. Many agents are written so, and where
+much else is there a person leaves it."""
 _LEAST_SHARE = 0.1
 """Of the peak."""
 _FEWEST = 8
@@ -96,6 +99,7 @@ class TwiceStored(WasteRule[StoredTwice]):
                     row=second,
                     rows=np.array([second]),
                     nbytes=int(lives.size[second]),
+                    tentative=window.share(int(lives.size[second])) < _LITTLE_ELSE,
                     saving=window.replayed(window.whole(np.array([second]))),
                     states=names[0],
                     next_states=names[1],
