@@ -238,9 +238,10 @@ def _made_by(findings: Sequence[RuleFinding], window: Window) -> Bools:
 
 
 def _is_collected(finding: RuleFinding) -> bool:
-    """Whether it is waste that becomes more until a loop of the program is over."""
+    """Whether it is waste that becomes more, if only until a loop of the program is over."""
     rule = rule_named(finding.rule)
-    return isinstance(rule, WasteRule) and rule.accumulates
+    is_rising = finding.match is not None and finding.match.rises and not finding.minor
+    return isinstance(rule, WasteRule) and (rule.accumulates or is_rising)
 
 
 def _is_growth_of(finding: RuleFinding, device: DeviceRun) -> bool:

@@ -19,6 +19,9 @@ __all__ = [
     "examine",
 ]
 
+_NEARLY = 0.99
+"""Of the highest peak: windows of a job that does the same again and again reach the same."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceExamination:
@@ -44,8 +47,13 @@ class DeviceExamination:
 
     @property
     def peak_window(self) -> Window | None:
-        """The window with the highest allocated bytes."""
-        return max(self.windows, key=lambda w: w.line.peak_allocated.bytes, default=None)
+        """The window with the highest allocated bytes.
+
+        Of those with nearly as many the one with the most steps, which tells most about them.
+        """
+        highest = max((w.line.peak_allocated.bytes for w in self.windows), default=0)
+        high = [w for w in self.windows if w.line.peak_allocated.bytes >= _NEARLY * highest]
+        return max(high, key=lambda w: (len(w.steps), w.line.peak_allocated.bytes), default=None)
 
     @property
     def peak_allocated(self) -> int:

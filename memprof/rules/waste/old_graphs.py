@@ -11,7 +11,7 @@ import numpy as np
 from memprof.records import Holder
 from memprof.rules.case import Case
 from memprof.rules.forward_passes import runs_within
-from memprof.rules.graph_lines import calling_place
+from memprof.rules.graph_lines import calling_place, under_no_grad
 from memprof.rules.lifespan import outlive_steps
 from memprof.rules.references import advice_on_exceptions
 from memprof.rules.rule import Advice, Match, WasteRule
@@ -52,7 +52,7 @@ class OldGraphs(WasteRule[OldGraph]):
 
     name = "old-graphs"
     summary = "graphs of a few earlier steps are still held"
-    fixes = ("detach", "clear_traceback", "save_for_backward")
+    fixes = ("detach", "no_grad", "clear_traceback", "save_for_backward")
     yields_to = ("evaluation-graph", "retained-graph")
     names_holders = True
 
@@ -102,13 +102,66 @@ class OldGraphs(WasteRule[OldGraph]):
             return
         why = f"Tensors of {_earlier_steps(match)} are kept with the graphs that made them"
         site = calling_place(case)
+        several = _keeping_one_pass(case, site) if site is not None else []
+        if site is not None and len(several) > 1 and _are_never_learned(case, several):
+            yield Advice(
+                "no_grad",
+                f"{why}: {_lines(several)} keep them, and no backward pass goes through them.",
+                site,
+                patch=under_no_grad(case),
+            )
         for place, argument in [*handed_to(site)][:1] if site is not None else ():
             text = ast.unparse(argument)
             safe = not is_object(place, argument) and not _learned_later(case, place, argument)
+            others = [one for one in several if one.line != place.line]
+            safe &= not others  # one of them alone saves nothing
             patch = diff(place.program, *wrapped(argument, ".detach()")) if safe else ""
-            yield Advice("detach", f"{why}: hand over `{text}.detach()`.", place, patch=patch)
+            also = f", and likewise in {_lines(others)}" if others else ""
+            why_here = f"{why}: hand over `{text}.detach()`{also}."
+            yield Advice("detach", why_here, place, patch=patch)
         yield from advice_on_exceptions(case)
         yield Advice("detach", f"{why}.", places[0] if places else site)
+
+
+def _keeping_one_pass(case: Case, site: Place) -> list[Place]:
+    """The statements of a function that each keep something with the graph of its pass."""
+    window = case.window
+    if window is None:
+        return []
+    places = {}
+    for search in window.searches:
+        if not any(_is_in(site, frame) for frame in window.trace.stack(search.stack)):
+            continue
+        for holder in search.holders:
+            place = case.place_of(holder) if holder.through_graph else None
+            if place is not None and place.function is site.function:
+                places[place.line] = place
+    return [place for _, place in sorted(places.items())]
+
+
+def _lines(places: Sequence[Place]) -> str:
+    """``line 86``, ``lines 86 and 87``."""
+    numbers = [str(place.line) for place in places]
+    return f"{'lines' if len(numbers) > 1 else 'line'} {' and '.join(numbers)}"
+
+
+def _is_in(site: Place, frame: Frame) -> bool:
+    place = place_of(frame) if frame.filename == site.program.filename else None
+    return place is not None and place.function is site.function
+
+
+def _are_never_learned(case: Case, places: Sequence[Place]) -> bool:
+    """Whether no backward pass starts from what statements put into containers.
+
+    None has gone through the graphs so far, as it would have freed them, unless told to retain.
+    """
+    if case.window is None or _retains(case.window):
+        return False
+    filled = [(place, growing(place)) for place in places]
+    return all(
+        filling is not None and not goes_backward(place, filling.container, case.everywhere)
+        for place, filling in filled
+    )
 
 
 def _with_graphs(holders: Sequence[Holder]) -> Sequence[Holder]:
@@ -156,7 +209,7 @@ def _last_needed(window: Window, rows: Ints) -> Ints:
         moments = np.array([end for *_, end in runs_within(window, in_module)], dtype=np.int64)
     at = np.searchsorted(moments, alloc, side="right")
     needed: Ints = np.minimum(_step_ends(window, rows), np.append(moments, window.events)[at])
-    return needed
+    return np.where(alloc < 0, -1, needed)  # what was there before the window is of an earlier step
 
 
 def _step_ends(window: Window, rows: Ints) -> Ints:
