@@ -120,7 +120,8 @@ class OldGraphs(WasteRule[OldGraph]):
             why_here = f"{why}: hand over `{text}.detach()`{also}."
             yield Advice("detach", why_here, place, patch=patch)
         yield from advice_on_exceptions(case)
-        yield Advice("detach", f"{why}.", places[0] if places else site)
+        each = f": detach what {_lines(several)} keep" if len(several) > 1 else ""
+        yield Advice("detach", f"{why}{each}.", places[0] if places else site)
 
 
 def _keeping_one_pass(case: Case, site: Place) -> list[Place]:
