@@ -50,6 +50,8 @@ _MOST_HOLDERS = 5
 _LEAST_CONFIDENCE = 0.3
 _BOUNDED_CONFIDENCE = 0.2
 """For a container that can hold so much and no more: it fills up."""
+_OF_A_GRAPH = 3
+"""Modules that made what nothing is known to hold: fewer may return what a library keeps."""
 _FEW_MODELS = 6
 """Times that a model was kept: five folds, or an ensemble of five, end there."""
 _BOUNDED_WHOLES = 0.5
@@ -329,13 +331,18 @@ class _Leak:
     def _saved_for_nothing(self) -> Ints:
         """What modules made beside what is held by name, in a run without a backward pass.
 
-        A search found no owner of it, as of what graphs keep: no Python object refers to that.
+        A search found no owner of it, as of what graphs keep: no Python object refers to that. Of
+        several modules it need not be beside anything: their results were hardly all kept.
         """
         cluster, lives, tables = self.cluster, self.survival.lives, self.survival.tables
         nothing = np.zeros(0, dtype=np.int64)
-        if not any(one.is_named for one in cluster.holders) or not cluster.unowned:
+        if not cluster.unowned:
             return nothing
         rows = np.concatenate([group.rows for group in cluster.unowned])
+        modules = {tables.labels[int(label)].module for label in np.unique(lives.label[rows])}
+        has_name = any(one.is_named for one in cluster.holders)
+        if not has_name and len(modules - {""}) < _OF_A_GRAPH:
+            return nothing
         by_modules = [
             label.phase == Phase.FORWARD and bool(label.module) for label in tables.labels
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -88,3 +89,30 @@ def test_what_several_modules_made_hangs_on_a_graph_though_nobody_is_known_to_ho
     (found, *_) = findings(replace(load(tmp_path / "run.json"), findings=()))
     assert found.holders == ()
     assert found.remedies[0].fix == fix
+
+
+class Embedder:
+    """A pool's threads call the model: graphs are not read while these might train."""
+
+    def __init__(self):
+        self.model = nn.Sequential(*(m for _ in range(3) for m in (nn.Linear(64, 64), nn.GELU())))
+        self.pool = ThreadPoolExecutor(1)
+        self.gallery = []
+
+    def embed(self, number):
+        return self.model(torch.randn(512, 64)).mean(0)
+
+    def add(self, number):
+        self.gallery.append(self.pool.submit(self.embed, number).result())
+
+
+def in_threads():
+    return Embedder().add
+
+
+def test_what_threads_keep_of_several_modules_is_a_graph_though_none_was_read(tmp_path):
+    found, *_ = findings_of(in_threads, tmp_path / "run.json", 24)
+    assert not found.holders[0].is_named
+    first = found.remedies[0]
+    assert (first.rule, first.fix) == ("no-backward", "no_grad")
+    assert first.code == "return self.model(torch.randn(512, 64)).mean(0)"

@@ -10,7 +10,7 @@ import numpy as np
 from memprof.reference_chain import THROUGH_GRAPH
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
-from memprof.rules.graph_lines import under_no_grad
+from memprof.rules.graph_lines import calling_place, under_no_grad
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.source_code.program import Place
 from memprof.source_code.torch_modes import without_gradients
@@ -26,7 +26,7 @@ _LEAST_TENSORS = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NeedlessGraph(Cause):
-    """The statement that makes the tensors."""
+    """The statement that calls the model, or else makes the tensors."""
 
     place: Place
 
@@ -53,7 +53,7 @@ class NoBackward(GrowthRule[NeedlessGraph]):
             or not (case.links & THROUGH_GRAPH or _is_of_modules(case))
         ):
             return None
-        return NeedlessGraph(case.site)
+        return NeedlessGraph(calling_place(case) or case.site)
 
     def advice(self, cause: NeedlessGraph, case: Case) -> Iterator[Advice]:
         """Build none."""
