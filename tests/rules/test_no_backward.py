@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,11 @@ import torch
 from torch import nn
 
 from memprof.loading import load
+from memprof.records import Finding, Holder
+from memprof.reference_chain import Link, LinkKind, Unowned
 from memprof.rules.ranked_findings import findings
+from memprof.testing import TraceBuilder, write_run
+from memprof.trace import Frame, Phase
 from tests.rules.recorded import findings_of, record
 
 
@@ -91,28 +94,23 @@ def test_what_several_modules_made_hangs_on_a_graph_though_nobody_is_known_to_ho
     assert found.remedies[0].fix == fix
 
 
-class Embedder:
+@pytest.mark.parametrize(("modules", "is_graph"), [(4, True), (2, False)])
+def test_what_several_modules_made_is_a_graph_though_none_could_be_read(
+    modules, is_graph, tmp_path
+):
     """A pool's threads call the model: graphs are not read while these might train."""
-
-    def __init__(self):
-        self.model = nn.Sequential(*(m for _ in range(3) for m in (nn.Linear(64, 64), nn.GELU())))
-        self.pool = ThreadPoolExecutor(1)
-        self.gallery = []
-
-    def embed(self, number):
-        return self.model(torch.randn(512, 64)).mean(0)
-
-    def add(self, number):
-        self.gallery.append(self.pool.submit(self.embed, number).result())
-
-
-def in_threads():
-    return Embedder().add
-
-
-def test_what_threads_keep_of_several_modules_is_a_graph_though_none_was_read(tmp_path):
-    found, *_ = findings_of(in_threads, tmp_path / "run.json", 24)
-    assert not found.holders[0].is_named
-    first = found.remedies[0]
-    assert (first.rule, first.fix) == ("no-backward", "no_grad")
-    assert first.code == "return self.model(torch.randn(512, 64)).mean(0)"
+    source = tmp_path / "embed.py"
+    source.write_text("def embed(model, x):\n    return model(x).mean(0)\n")
+    inner = Frame("Linear.forward", "/x/site-packages/torch/nn/modules/linear.py", 134)
+    stack = (inner, Frame("embed", str(source), 2))
+    trace = TraceBuilder(device="cpu")
+    for step in range(20):
+        for number in range(modules):
+            trace.label(step=step, phase=Phase.FORWARD, module=f"Net.{number}")
+            trace.alloc(1 << 20, f"{step}-{number}", stack=stack)
+    unknown = Link(LinkKind.UNKNOWN, unowned=Unowned(cut_off=True))
+    holder = Holder(LinkKind.UNKNOWN, "", 0, "", [unknown])
+    held = Finding("holders", device="cpu", step=15, stack=1, holders=[holder])
+    (found, *_) = findings(load(write_run(tmp_path / "run.json", trace.build(), more=[held])))
+    assert found.bytes_per_step == modules << 20
+    assert (found.remedies[0].fix == "no_grad") is is_graph
