@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -101,6 +102,7 @@ def test_what_several_modules_made_is_a_graph_though_none_could_be_read(
     """A pool's threads call the model: graphs are not read while these might train."""
     source = tmp_path / "embed.py"
     source.write_text("def embed(model, x):\n    return model(x).mean(0)\n")
+    os.utime(source, (1, 1))  # before the recording, whose time is made up
     inner = Frame("Linear.forward", "/x/site-packages/torch/nn/modules/linear.py", 134)
     stack = (inner, Frame("embed", str(source), 2))
     trace = TraceBuilder(device="cpu")
