@@ -7,10 +7,19 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from memprof.source_code.program import FUNCTIONS, Place, Program, bound_names, calls_in
+from memprof.source_code.program import (
+    FUNCTIONS,
+    Place,
+    Program,
+    bound_names,
+    called_name,
+    calls_in,
+)
+from memprof.source_code.reductions import reducing
+from memprof.source_code.scopes import reads_of
 from memprof.source_code.values import goes_backward
 
-__all__ = ["KeptPart", "kept_part"]
+__all__ = ["KeptPart", "kept_part", "reduced_items"]
 
 _AFTER_NAME = re.compile(r"^\w+")
 _OF_SHAPE = frozenset(("device", "dtype", "ndim", "shape"))
@@ -24,7 +33,9 @@ class KeptPart:
     """As written: ``out.logits[:, -1]``."""
     place: Place
     instead: str
-    """The call that keeps a copy of that alone."""
+    """The call that keeps a copy of that alone; empty where there are several such parts."""
+    is_computed: bool = False
+    """The part is computed of the item: there is nothing to copy."""
 
 
 def kept_part(place: Place, programs: Sequence[Program]) -> KeptPart | None:
@@ -49,6 +60,68 @@ def kept_part(place: Place, programs: Sequence[Program]) -> KeptPart | None:
             texts = tuple(dict.fromkeys(reads.texts))
             return KeptPart(texts, at, _instead(call, texts))
     return None
+
+
+def reduced_items(place: Place) -> KeptPart | None:
+    """``p.argmax(dim=1)`` of the items of a local list that a statement's result is appended to.
+
+    ``probs = model(x).softmax(1)``, then ``kept.append(probs)`` in the same loop, and after it
+    ``[p.argmax(dim=1) for p in kept]``. None where the function does anything else with the list or
+    its items, and where that cannot be told.
+    """
+    loop = place.loop
+    names = {one.id for one in bound_names(place.statement) if isinstance(one, ast.Name)}
+    for call in calls_in(loop, "append") if loop is not None else ():
+        kept = call.func.value if isinstance(call.func, ast.Attribute) else None
+        at = place.program.place(call)
+        if not isinstance(kept, ast.Name) or len(call.args) != 1 or at is None:
+            continue
+        is_own = at.statement is place.statement or _name_of(call.args[0]) in names
+        if not is_own or not _is_whole(call.args[0], names):
+            continue
+        reductions = list(_reductions_of_items(place, kept.id, call))
+        if reductions and None not in reductions:
+            in_order = [one for one in reductions if one is not None]
+            texts = tuple(dict.fromkeys(ast.unparse(one) for one, _ in in_order))
+            first, item = in_order[0]
+            made = _renamed(first, item, ast.unparse(call.args[0]))
+            instead = f"{ast.unparse(call.func)}({made})" if len(texts) == 1 else ""
+            return KeptPart(texts, at, instead, is_computed=True)
+    return None
+
+
+def _is_whole(value: ast.expr, names: set[str]) -> bool:
+    """Whether a value is what a statement has bound, or what a call returns: no part of it."""
+    return isinstance(value, ast.Call) or (isinstance(value, ast.Name) and value.id in names)
+
+
+def _reductions_of_items(
+    place: Place, name: str, filling: ast.Call
+) -> Iterator[tuple[ast.Call, str] | None]:
+    """What reduces the items of a list, each with the name that an item has there."""
+    for load, around in reads_of(place.scope, name):
+        parent = around[-1]
+        if isinstance(parent, ast.Attribute):
+            if parent is not filling.func:
+                yield None
+        elif isinstance(parent, ast.Call) and called_name(parent) in ("len", "bool"):
+            continue
+        elif isinstance(parent, (ast.comprehension, ast.For)) and parent.iter is load:
+            scope = parent if isinstance(parent, ast.For) else around[-2]
+            if not isinstance(parent.target, ast.Name):
+                yield None
+                continue
+            item = parent.target.id
+            for read, inside in reads_of(scope, item):
+                call = reducing(read, inside)
+                yield (call, item) if call is not None else None
+        else:
+            yield None
+
+
+def _renamed(call: ast.Call, item: str, text: str) -> str:
+    """The reduction of an item, as it is to be written where that has another name."""
+    return re.sub(rf"\b{re.escape(item)}\b", lambda _: text, ast.unparse(call))
 
 
 def _instead(call: ast.Call, texts: tuple[str, ...]) -> str:

@@ -11,7 +11,15 @@ from memprof.source_code.program import FUNCTIONS, Place, bound_names, called_na
 from memprof.source_code.scopes import nodes_around, reads_of
 from memprof.source_code.verbs import JOINING
 
-__all__ = ["Reduced", "Reduction", "computed_by_value", "picking", "reduction_of", "reductions_of"]
+__all__ = [
+    "Reduced",
+    "Reduction",
+    "computed_by_value",
+    "picking",
+    "reducing",
+    "reduction_of",
+    "reductions_of",
+]
 
 _PICKING = frozenset(
     (
@@ -96,7 +104,7 @@ def reductions_of(place: Place, value: ast.expr) -> list[ast.Call | None]:
     targets = bound_names(place.statement)
     around = nodes_around(place.statement, value)
     if not isinstance(place.statement, ast.Assign) or not _is_bound(value, around):
-        return [_reducing(value, around)]
+        return [reducing(value, around)]
     if len(targets) == 1 and isinstance(targets[0], ast.Name):
         return list(_reductions_of(place, targets[0].id))
     return [None]
@@ -116,7 +124,7 @@ def _reductions_of(place: Place, name: str) -> Iterator[ast.Call | None]:
         if any(isinstance(node, (*FUNCTIONS, ast.Lambda)) for node in around[1:]):
             yield None
         elif not (isinstance(around[-1], ast.Attribute) and around[-1].attr in _OF_SHAPE):
-            yield _reducing(load, around)
+            yield reducing(load, around)
 
 
 def _is_bound(node: ast.AST, around: list[ast.AST]) -> bool:
@@ -130,7 +138,7 @@ def _is_bound(node: ast.AST, around: list[ast.AST]) -> bool:
     return True
 
 
-def _reducing(node: ast.AST, around: list[ast.AST]) -> ast.Call | None:
+def reducing(node: ast.AST, around: list[ast.AST]) -> ast.Call | None:
     """The call that reduces a value, after nothing but what is done value by value."""
     waiting = [*around]
     while waiting:

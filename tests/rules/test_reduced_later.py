@@ -462,3 +462,42 @@ def test_only_a_part_that_is_written_is_all_that_is_read(log, text, tmp_path):
     program = program_of(str(path))
     part = kept_part(program.at(5), [program])
     assert (part.texts if part is not None else ()) == ((text,) if text else ())
+
+
+def each_by_itself():
+    def step(number):
+        results = []
+        for at in range(6):
+            result = predict(at)
+            results.append(result)
+        return torch.cat([one.argmax(dim=1) for one in results])
+
+    return step
+
+
+def each_whole():
+    def step(number):
+        results = []
+        for at in range(6):
+            result = predict(at)
+            results.append(result)
+        return sum(one @ one.t() for one in results).sum().item()
+
+    return step
+
+
+def test_what_reduces_each_item_of_a_local_list_is_done_before_it_is_kept(tmp_path):
+    (found,) = [
+        one
+        for one in findings_of(each_by_itself, tmp_path / "run.json")
+        if one.rule == "reduced-later"
+    ]
+    assert found.title.endswith(
+        "are 6 results in a list, of which only `one.argmax(dim=1)` is read"
+    )
+    (remedy,) = found.remedies
+    assert (remedy.fix, remedy.code) == ("reduce_predictions", "results.append(result)")
+    assert remedy.typed == "results.append(result.argmax(dim=1))"
+    assert "each gives by itself: compute that before it is kept" in remedy.why
+    whole = findings_of(each_whole, tmp_path / "other.json")
+    assert "reduced-later" not in [one.rule for one in whole]

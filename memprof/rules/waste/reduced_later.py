@@ -15,10 +15,10 @@ from memprof.rules.joined_tensors import FEWEST_PARTS, all_joined, joined_at_pea
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.entries_read import EntryRead, entry_read
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.source_code.kept_parts import KeptPart, kept_part
+from memprof.source_code.kept_parts import KeptPart, kept_part, reduced_items
 from memprof.source_code.program import code_of, place_of
 from memprof.source_code.reductions import Reduced, Reduction, reduction_of
-from memprof.trace import EMPTY, Frame
+from memprof.trace import EMPTY, Category, Frame
 from memprof.units import format_bytes
 from memprof.views.peak_without import Cuts, Saving
 from memprof.views.window import Ints, Window
@@ -88,7 +88,7 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
                 remains=_reduced_bytes(window, row, reduction) / nbytes,
             )
             return
-        match = _of_entries(window) or _of_parts(window)
+        match = _of_entries(window) or _of_parts(window) or _of_items(window)
         if match is not None:
             yield match
 
@@ -109,11 +109,14 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
         """Reduce each part before it is kept, or add up what is needed."""
         if match.kept is not None:
             texts, verb = _of_kept(match.kept)
-            why = (
-                f"{format_bytes(match.nbytes)} wait in a list until {texts} {verb} read: keep a "
-                "copy of that alone (`.detach().clone()`: a view keeps all of it), or what is "
-                "computed of it. The lines that read it change, too: they get that itself."
+            how = (
+                ", which each gives by itself: compute that before it is kept."
+                if match.kept.is_computed
+                else ": keep a copy of that alone (`.detach().clone()`: a view keeps all of it), "
+                "or what is computed of it. The lines that read it change, too: they get that "
+                "itself."
             )
+            why = f"{format_bytes(match.nbytes)} wait in a list until {texts} {verb} read{how}"
             at = match.kept.place
             place = case.place_at(at.program.filename, at.line)
             yield Advice("reduce_predictions", why, place or case.site, typed=match.kept.instead)
@@ -206,6 +209,33 @@ def _of_parts(window: Window) -> ReducedLater | None:
             rows=there,
             nbytes=nbytes,
             saving=window.replayed(window.ended_at(rows[known], until)),
+            kept=kept,
+        )
+    return None
+
+
+def _of_items(window: Window) -> ReducedLater | None:
+    """Results of one line that a local list keeps within a step, until each of them is reduced."""
+    lives = window.lives
+    results = ~window.has_owner & (window.category != Category.ACTIVATION)  # of graphs
+    mask = window.at_peak & results
+    total = np.bincount(lives.stack[mask], weights=lives.size[mask])
+    for stack in np.argsort(-total, kind="stable").tolist():
+        if window.share(float(total[stack])) < _LEAST_SHARE:
+            return None
+        there = np.flatnonzero(mask & (lives.stack == stack))
+        frames = window.user_frames(window.trace.stack(stack)) if stack != EMPTY else ()
+        places = map(place_of, frames if len(there) >= FEWEST_PARTS else ())
+        reduced = (reduced_items(place) for place in places if place is not None)
+        kept = next((one for one in reduced if one is not None), None)
+        if kept is None:
+            continue
+        rows = np.flatnonzero((lives.stack == stack) & results)
+        return ReducedLater(
+            row=window.largest(mask & (lives.stack == stack)),
+            rows=there,
+            nbytes=int(lives.size[there].sum()),
+            saving=window.replayed(window.ended_at(rows, lives.alloc[rows] + 1)),
             kept=kept,
         )
     return None
