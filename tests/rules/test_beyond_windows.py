@@ -1,0 +1,97 @@
+"""What a window saw begin and counters saw go on: the container that looks saw grow."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from memprof.loading import load
+from memprof.records import Finding, Holder, StepColumns
+from memprof.reference_chain import Link, LinkKind
+from memprof.rules.ranked_findings import findings
+from memprof.testing import TraceBuilder
+from memprof.trace import Frame
+from tests.rules.recorded import Recording
+
+MIB = 1 << 20
+RECORDED, COUNTED, PER_SESSION = 30, 300, 10
+SERVER = """\
+def main(server):
+    for request in requests:
+        server.sessions[request.id] = Session()
+        server.answer(request)
+def answer(server, request):
+    session.cache = torch.cat([session.cache, model(request)])
+"""
+
+
+@pytest.fixture
+def findings_in(tmp_path):
+    """What is found of a server of which three sessions were recorded, and thirty counted."""
+
+    def of(lengths, levels):
+        source = tmp_path / "server.py"
+        source.write_text(SERVER)
+        os.utime(source, (1, 1))  # before the recording, whose time is made up
+        stack = (Frame("answer", str(source), 6), Frame("main", str(source), 4))
+        trace = TraceBuilder(device="cpu")
+        for step in range(RECORDED):
+            trace.label(step=step)
+            trace.alloc(512, f"work{step}").free(f"work{step}")
+            if step % PER_SESSION:  # a session's cache is joined anew with every token
+                trace.alloc(MIB, f"cache{step}", stack=stack).free(f"cache{step - 1}")
+            else:
+                trace.alloc(MIB, f"cache{step}", stack=stack)
+        numbers = list(range(COUNTED))
+        columns = StepColumns(
+            first=numbers,
+            last=numbers,
+            allocated=[levels(step) for step in numbers],
+            window=[0 if step < RECORDED else -1 for step in numbers],
+        )
+        more = tuple(
+            Finding("holders", device="cpu", step=7 * at, stack=1, holders=[held(source, length)])
+            for at, length in enumerate(lengths, 1)
+        )
+        run = load(Recording((trace,), columns, more).write(tmp_path / "run.json"))
+        return [one for one in findings(run) if one.bytes_per_step]
+
+    return of
+
+
+def held(source, length):
+    """The tensor of one session, of so many."""
+    links = [
+        Link(LinkKind.LOCAL, "server", "main", str(source), 1),
+        Link(LinkKind.ATTRIBUTE, "sessions", "Server", str(source), 3),
+        Link(LinkKind.ITEM, f"'s{length}'", "dict", length=length, is_record=True),
+        Link(LinkKind.ATTRIBUTE, "cache", "Session", str(source)),
+    ]
+    line = "server.sessions[request.id] = Session()"
+    return Holder(LinkKind.ITEM, str(source), 3, line, links)
+
+
+def rising(step):
+    return (step // PER_SESSION + 1) * MIB
+
+
+def level(step):
+    return min(3, step // PER_SESSION + 1) * MIB
+
+
+def test_the_container_that_looks_saw_grow_has_what_was_counted(findings_in):
+    (found,) = findings_in([1, 2, 3], rising)
+    assert found.bytes_per_step == 29 * MIB / 281  # from the first rise to the last
+    assert "dict `server.sessions` (3 items)" in found.title
+    assert found.bytes == 3 * MIB
+    first = found.remedies[0]
+    assert (first.fix, first.code.strip()) == (
+        "clear_container",
+        "server.sessions[request.id] = Session()",
+    )
+
+
+def test_nothing_is_said_where_counters_stay_or_the_container_was_not_seen_to_grow(findings_in):
+    assert findings_in([1, 2, 3], level) == []
+    assert findings_in([3, 3, 3], rising) == []
