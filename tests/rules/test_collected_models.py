@@ -162,3 +162,35 @@ def test_where_items_make_their_models_the_line_is_the_one_that_keeps_the_items(
     (found,) = findings_of(program, tmp_path / "run.json")
     first = found.remedies[0]
     assert (first.fix, first.code) == ("del_ref", "self.trials.append(trial)")
+
+
+class Stages:
+    """Each stage makes an optimizer of its own, and a list keeps its scheduler."""
+
+    def __init__(self):
+        self.net = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(8)))
+        self.schedulers = []
+
+    def stage(self):
+        self.optimizer = torch.optim.Adam(self.net.parameters())
+        scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 5)
+        self.schedulers.append(scheduler)
+
+    def step(self, number):
+        if number % 4 == 0:
+            self.stage()
+        self.net(torch.randn(8, WIDTH)).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def staged():
+    return Stages().step
+
+
+def test_optimizers_of_earlier_stages_are_no_models(tmp_path):
+    found, *_ = findings_of(staged, tmp_path / "run.json", steps=40)
+    assert found.rule == "collected-models"
+    first = found.remedies[0]
+    assert (first.fix, first.code) == ("del_ref", "self.schedulers.append(scheduler)")
+    assert "keeps optimizers with their state: keep the last one" in first.why

@@ -45,13 +45,15 @@ class CollectedModels(GrowthRule[Models]):
             return None
         return Models(container, _origin(container, case))
 
-    def advice(self, cause: Models, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the container says all
+    def advice(self, cause: Models, case: Case) -> Iterator[Advice]:
         """Keep what is read of them."""
-        yield Advice(
-            "del_ref",
-            f"{cause.container}, and keeps whole models: keep their scores or files.",
-            cause.origin,
-        )
+        last_links = {holder.links[-1].kind for holder in case.finding.holders}
+        if last_links == {LinkKind.OPTIMIZER_STATE} and not case.finding.growth.has_parameters:
+            keeps = "optimizers with their state: keep the last one, or the numbers that are read"
+            place = cause.container.place
+        else:
+            keeps, place = "whole models: keep their scores or files", cause.origin
+        yield Advice("del_ref", f"{cause.container}, and keeps {keeps}.", place)
 
 
 def _origin(container: FilledContainer, case: Case) -> Place:
