@@ -273,16 +273,38 @@ _NOUNS: dict[LinkKind, str] = {
 
 
 def _expressions(path: list[Link]) -> list[str]:
-    """Return for every link what one would type to reach that far."""
+    """Return for every link what one would type to reach that far.
+
+    Of several private names in a row, a library's own way to what the program handed it, nothing is
+    said: ``trainer.….model.outputs``.
+    """
+    inner = _inner_ways(path)
     texts: list[str] = []
     text = ""
-    for link in path:
+    for at, link in enumerate(path):
         if link.kind == LinkKind.ITEM:
             text += f"[{link.name}]"
-        else:
+        elif at not in inner:
             text += ("." if text else "") + link.name
+        elif at - 1 not in inner:
+            text += ".…"
         texts.append(text)
     return texts
+
+
+def _inner_ways(path: list[Link]) -> set[int]:
+    """Return the places of a library's private names that come in a row before a public one."""
+    inner: set[int] = set()
+    run: list[int] = []
+    for at, link in enumerate(path):
+        is_attribute = link.kind == LinkKind.ATTRIBUTE and at > 0
+        if is_attribute and link.name.startswith("_") and not link.filename:
+            run.append(at)
+            continue
+        if len(run) > 1 and link.kind != LinkKind.ITEM:
+            inner.update(run)
+        run = []
+    return inner
 
 
 def _fold(expression: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import count, repeat, takewhile
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -105,6 +106,27 @@ def test_the_lines_that_a_description_names_are_known_without_reading_it():
     assert not names_line(
         [Link(LinkKind.ATTRIBUTE, "x", "T", "/job/train.py", 5)], "/job/train.py", 5
     )
+
+
+def test_of_a_librarys_private_way_to_the_programs_own_nothing_is_said():
+    inner = [Link(LinkKind.ATTRIBUTE, name, "Connector") for name in ("_data", "_selector")]
+    own = [Link(LinkKind.ATTRIBUTE, "model", "Selector"), Link(LinkKind.ATTRIBUTE, "out", "Net")]
+    root, item = (
+        Link(LinkKind.LOCAL, "trainer", "main", "train.py", 9),
+        Link(LinkKind.ITEM, "4", "list", length=7),
+    )
+    (clause,) = clauses([root, *inner, *own, item])
+    assert (
+        clause.text
+        == "list `trainer.….model.out` (7 items), local `trainer` of main() (train.py:9)"
+    )
+    (one,) = clauses([root, inner[0], *own, item])  # a single one is soon typed
+    assert one.text.startswith("list `trainer._data.model.out` (7 items)")
+    (ending,) = clauses([root, *inner, item])  # what ends in one has no other name
+    assert ending.text.startswith("list `trainer._data._selector` (7 items)")
+    users = [msgspec.structs.replace(link, filename="/job/net.py") for link in inner]
+    (mine,) = clauses([root, *users, *own, item])
+    assert mine.text.startswith("list `trainer._data._selector.model.out` (7 items)")
 
 
 def test_a_box_of_a_chain_has_a_label():
