@@ -109,7 +109,7 @@ def test_the_lines_that_a_description_names_are_known_without_reading_it():
 
 
 def test_of_a_librarys_private_way_to_the_programs_own_nothing_is_said():
-    inner = [Link(LinkKind.ATTRIBUTE, name, "Connector") for name in ("_data", "_selector")]
+    inner = [Link(LinkKind.ATTRIBUTE, name, "Connector") for name in ("_zeta", "_eta")]
     own = [Link(LinkKind.ATTRIBUTE, "model", "Selector"), Link(LinkKind.ATTRIBUTE, "out", "Net")]
     root, item = (
         Link(LinkKind.LOCAL, "trainer", "main", "train.py", 9),
@@ -121,12 +121,12 @@ def test_of_a_librarys_private_way_to_the_programs_own_nothing_is_said():
         == "list `trainer.….model.out` (7 items), local `trainer` of main() (train.py:9)"
     )
     (one,) = clauses([root, inner[0], *own, item])  # a single one is soon typed
-    assert one.text.startswith("list `trainer._data.model.out` (7 items)")
+    assert one.text.startswith("list `trainer._zeta.model.out` (7 items)")
     (ending,) = clauses([root, *inner, item])  # what ends in one has no other name
-    assert ending.text.startswith("list `trainer._data._selector` (7 items)")
+    assert ending.text.startswith("list `trainer._zeta._eta` (7 items)")
     users = [msgspec.structs.replace(link, filename="/job/net.py") for link in inner]
     (mine,) = clauses([root, *users, *own, item])
-    assert mine.text.startswith("list `trainer._data._selector.model.out` (7 items)")
+    assert mine.text.startswith("list `trainer._zeta._eta.model.out` (7 items)")
 
 
 def test_a_box_of_a_chain_has_a_label():

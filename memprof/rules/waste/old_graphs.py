@@ -11,7 +11,7 @@ import numpy as np
 from memprof.records import Holder
 from memprof.rules.case import Case
 from memprof.rules.forward_passes import runs_within
-from memprof.rules.graph_lines import calling_place, under_no_grad
+from memprof.rules.graph_lines import calling_place
 from memprof.rules.lifespan import outlive_steps
 from memprof.rules.references import advice_on_exceptions
 from memprof.rules.rule import Advice, Match, WasteRule
@@ -108,7 +108,6 @@ class OldGraphs(WasteRule[OldGraph]):
                 "no_grad",
                 f"{why}: {_lines(several)} keep them, and no backward pass goes through them.",
                 site,
-                patch=under_no_grad(case),
             )
         for place, argument in [*handed_to(site)][:1] if site is not None else ():
             text = ast.unparse(argument)
