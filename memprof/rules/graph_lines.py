@@ -18,7 +18,16 @@ from memprof.source_code.idioms import (
     read_by_itself,
 )
 from memprof.source_code.patch import before, diff, without_keyword
-from memprof.source_code.program import Place, Program, bound_names, calls_in, loaded_names
+from memprof.source_code.program import (
+    FUNCTIONS,
+    Place,
+    Program,
+    bound_names,
+    calls_in,
+    loaded_names,
+    root_name,
+)
+from memprof.source_code.verbs import CUTTING
 from memprof.trace import Frame
 
 __all__ = [
@@ -88,8 +97,10 @@ def retaining(case: Case, *others: Place) -> Iterator[Advice]:
         asking = [call for call in calls if _retains(call)]
         if asking:
             call = asking[-1]
-            needless = call is calls[-1] and not _repeats(place.program, call)
             program = place.program
+            needless = call is calls[-1] and not (
+                _repeats(program, call) or _is_carried_on(program, call)
+            )
             yield Advice(
                 "no_retain_graph",
                 "`retain_graph=True` keeps every saved tensor after the backward pass"
@@ -119,6 +130,27 @@ def _repeats(program: Program, call: ast.Call) -> bool:
     return not loaded_names(call.func) & names_bound
 
 
+def _is_carried_on(program: Program, call: ast.Call) -> bool:
+    """Whether rounds of the loop around a call go on from what the round before has made.
+
+    ``out, state = net(x, state)``: unless that is cut off, each backward pass goes through all.
+    """
+    place = program.place(call)
+    loop = place.loop if place is not None else None
+    if loop is None:
+        return False
+    bound: set[str] = set()
+    nodes = (node for node in ast.walk(loop) if isinstance(node, ast.stmt))
+    for node in sorted(nodes, key=lambda one: one.lineno):
+        names = {one.id for one in bound_names(node) if isinstance(one, ast.Name)}
+        value = node.value if isinstance(node, ast.Assign) else None
+        own = names & loaded_names(value) - bound if isinstance(value, ast.Call) else set()
+        if own and not any(root_name(cut) in own for cut in calls_in(loop, *CUTTING)):
+            return True
+        bound |= names
+    return False
+
+
 def under_no_grad(case: Case) -> str:
     """``@torch.no_grad()`` above the user's outermost function without a backward pass."""
     for _, place in case.frames:
@@ -141,7 +173,23 @@ def calling_place(case: Case) -> Place | None:
     """The statement outside of the modules' own code that calls the model."""
     in_forward = [at for at, (frame, _) in enumerate(case.frames) if is_forward(frame)]
     outside = case.frames[in_forward[-1] + 1 :] if in_forward else case.frames
+    if len(outside) > 1 and _is_own_method(case, *outside[:2]):
+        return outside[1][1]
     return outside[0][1] if outside else case.site
+
+
+def _is_own_method(case: Case, one: tuple[Frame, Place], caller: tuple[Frame, Place]) -> bool:
+    """Whether a frame is another method of a module, called from outside: ``model.embed(x)``.
+
+    What a framework calls, as a step of training, is the program's own.
+    """
+    (frame, place), (calling, outer) = one, caller
+    class_ = place.class_
+    if class_ is None or outer.class_ is class_:
+        return False
+    is_module = any(isinstance(node, FUNCTIONS) and node.name == "forward" for node in class_.body)
+    stack = case.finding.stack
+    return is_module and stack.index(frame) + 1 == stack.index(calling)
 
 
 def is_forward(frame: Frame) -> bool:

@@ -185,3 +185,33 @@ def test_scores_and_their_loss_are_both_let_go_of(tmp_path):
     asked, dropped = found.remedies
     assert (asked.fix, dropped.fix) == ("no_retain_graph", "del_ref")
     assert dropped.why.endswith(": `del scores, loss` there.")
+
+
+def over_splits():
+    """A sequence in parts: the state that goes on from one to the next keeps its graph."""
+    cell, head = nn.GRUCell(64, 64), nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+    optimizer = torch.optim.SGD([*cell.parameters(), *head.parameters()], 0.01)
+
+    def step(number):
+        optimizer.zero_grad()
+        state = torch.zeros(256, 64)
+        for _ in range(4):
+            state = cell(torch.randn(256, 64), state)
+            loss = head(state).square().mean()
+            loss.backward(retain_graph=True)
+        optimizer.step()
+
+    return step
+
+
+def test_a_state_that_goes_on_to_the_next_round_is_cut_off(tmp_path):
+    (found,) = [
+        one
+        for one in findings_of(over_splits, tmp_path / "run.json")
+        if one.rule == "retained-graph"
+    ]
+    first = found.remedies[0]
+    assert (first.fix, first.typed) == ("detach", "state.detach()")
+    assert first.code == "state = cell(torch.randn(256, 64), state)"
+    assert "no_retain_graph" not in [one.fix for one in found.remedies]  # it would end the program
+    assert "drop `retain_graph=True`" in first.why

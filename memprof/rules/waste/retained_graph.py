@@ -89,11 +89,15 @@ class RetainedGraph(WasteRule[Retained]):
         requests = list(retaining(case, *([calling] if calling is not None else [])))
         nbytes = format_bytes(match.nbytes)
         if match.is_within_step and calling is not None:
-            if not match.made_before:  # no later pass goes through any of it
+            within = [place for _, place in case.frames if place.scope is calling.scope][:1]
+            carried = [one for place in within for one in _advice_on_carried(place, calling)]
+            if carried:  # each backward pass needs the graphs of all rounds until that is done
+                yield from carried
+                requests = []
+            elif not match.made_before:  # no later pass goes through any of it
                 yield from requests
                 requests = []
-            within = (place for _, place in case.frames if place.scope is calling.scope)
-            for place in [*within][:1]:
+            for place in within:
                 yield from _advice_within(place, calling, nbytes, match.made_before)
         why = f"{nbytes} of activations outlive the backward pass, held by the loss or the output."
         dropped = Advice("del_ref", why, case.site)
@@ -165,6 +169,26 @@ def _made_before(window: Window, activation: Ints, through: Bools, own: Ints) ->
     stacks = np.unique(lives.stack[activation[needed]]).tolist()
     return frozenset(
         frame for stack in stacks for frame in window.user_frames(window.trace.stack(stack))
+    )
+
+
+def _advice_on_carried(site: Place, calling: Place) -> Iterator[Advice]:
+    """Cut off what a pass hands to that of the next round, as truncated backpropagation does.
+
+    Without that each backward pass goes through all rounds before, which is why the graph is kept.
+    """
+    bound = {one.id for one in bound_names(site.statement) if isinstance(one, ast.Name)}
+    carried = sorted(bound & loaded_names(site.statement))
+    if site.loop is None or site.loop is not calling.loop or not carried:
+        return
+    name, line = carried[0], calling.statement.lineno
+    yield Advice(
+        "detach",
+        f"Each pass goes on from the `{name}` of the round before, so that the backward pass of "
+        f"line {line} goes through all rounds again: hand over `{name}.detach()` (of a tuple each "
+        "part), and drop `retain_graph=True`.",
+        site,
+        typed=f"{name}.detach()",
     )
 
 
