@@ -185,7 +185,10 @@ def _smooths(value: ast.expr | None, tables: set[str]) -> bool:
     """Whether a value is a table, or what numbers make of one."""
     value = _plain(value)
     if isinstance(value, ast.BinOp) and isinstance(value.op, _SMOOTHING):
-        return _smooths(value.left, tables) != _smooths(value.right, tables)
+        sides = [_smooths(one, tables) for one in (value.left, value.right)]
+        if isinstance(value.op, (ast.Add, ast.Sub)):  # ``y * (1 - e) + (1 - y) * e / (n - 1)``
+            return any(sides)
+        return sides[0] != sides[1]
     is_own = isinstance(value, (ast.Name, ast.Attribute)) and ast.unparse(value) in tables
     return is_own or _is_table(value, set())
 

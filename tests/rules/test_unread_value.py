@@ -63,6 +63,24 @@ def done_with_images():
     train(features, labels)
 
 
+KEPT = []
+
+
+def load_with_sizes():
+    labels, images = load()
+    sizes = torch.ones(ROWS, 2 * WIDTH)
+    KEPT.append(sizes)
+    return labels, images, sizes
+
+
+def takes_the_first_two():
+    labels, images = load_with_sizes()[:2]
+    features = encode(images)
+    train(features, labels)
+    KEPT.clear()
+    return images
+
+
 def reads_them_later():
     labels, images = load()
     features = encode(images)
@@ -132,6 +150,7 @@ def test_the_variable_and_its_last_read_are_named(tmp_path):
         has_a_view_of_them,
         put_them_away,
         reads_them_in_a_function,
+        takes_the_first_two,
     ],
 )
 def test_nothing_is_said_of_what_is_read_or_held_otherwise(job, tmp_path):

@@ -35,6 +35,7 @@ def show(s):
         (AT_ONCE + "p = F.log_softmax(x, -1)\n" + "return torch.sum(-w * p, dim=-1)", [2], 4),
         (TABLE + "loss = (-x.log_softmax(-1) * w).sum(-1)\nreturn loss.mean()", [2, 3], 4),
         (TABLE + SUM + " + w.mean()", [2, 3], 4),
+        ("y = F.one_hot(t, n)\nw = y * (1 - e) + (1 - y) * e\n" + SUM, [2, 3], 4),
         # a copy that is filled, and corrected for padding
         (WRITTEN + SUM, [2, 3, 4, 5, 6], 7),
         (WRITTEN + "return F.kl_div(x, w)", [2, 3, 4, 5, 6], 7),

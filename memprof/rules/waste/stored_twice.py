@@ -32,9 +32,6 @@ from memprof.views.window import Bools, Window
 
 __all__ = ["RULE"]
 
-_LITTLE_ELSE = 0.4
-"""Of the peak: nearly half where the memory is all there is. Many agents are written so, and where
-much else is there a person leaves it."""
 _LEAST_SHARE = 0.1
 """Of the peak."""
 _FEWEST = 8
@@ -76,6 +73,7 @@ class TwiceStored(WasteRule[StoredTwice]):
     summary = "each observation is stored as a state and as the next one"
     fixes = ("store_once",)
     yields_to = ("bytes-as-floats",)
+    stands_beside = True
 
     def matches(self, window: Window) -> Iterator[StoredTwice]:
         """Two tensors of one size that stay; what one is given the other is given next time."""
@@ -99,7 +97,7 @@ class TwiceStored(WasteRule[StoredTwice]):
                     row=second,
                     rows=np.array([second]),
                     nbytes=int(lives.size[second]),
-                    tentative=window.share(int(lives.size[second])) < _LITTLE_ELSE,
+                    tentative=True,  # many agents are written so, and left so
                     saving=window.replayed(window.whole(np.array([second]))),
                     states=names[0],
                     next_states=names[1],

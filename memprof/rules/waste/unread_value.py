@@ -145,7 +145,9 @@ def _name_of(place: Place, inner: Sequence[Frame]) -> str:
     returned = _returned_as(user[-1])
     if len(names) == 1 and returned == 0:
         return names[0]
-    return names[returned] if len(names) > 1 and returned is not None else ""
+    if returned is None or len(names) < 2 or returned >= len(names):
+        return ""  # ``first, second = made()[:2]``
+    return names[returned]
 
 
 def _returned_as(frame: Frame) -> int | None:
