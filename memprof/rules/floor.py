@@ -42,7 +42,9 @@ _SMALL_GROWTH = 8 << 20
 _GROWN = 0.01
 _LEAST_OF_CYCLE = 64 << 10
 """The same for what only the garbage collector frees: numbers of a few bytes."""
-_OF_RESULTS = frozenset(("bound_cache", "bound_queue", "clear_container", "del_ref"))
+_OF_RESULTS = frozenset(
+    ("bound_cache", "bound_queue", "clear_container", "del_ref", "running_total")
+)
 """First remedies of what is kept and was made for that."""
 _ALMOST_ALL = 0.9
 """Of the growth, that the list itself keeps: a graph behind its items would be more."""

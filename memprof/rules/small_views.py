@@ -89,7 +89,7 @@ def small_view(case: Case) -> PartOfStorage | None:
                     return None
                 if not 0 < view_bytes < whole or _is_shared_out(case, whole):
                     return None
-                if _show_all_together(holder, case.finding.bytes, view_bytes, whole):
+                if _show_all_together(holder, case, view_bytes, whole):
                     return None
                 small = view_bytes <= SMALL_PART * whole or not case.links & THROUGH_GRAPH
                 return PartOfStorage(view_bytes, whole, small)
@@ -106,11 +106,17 @@ def _is_of_librarys_hook(holder: Holder) -> bool:
     return is_hook and above[-1].kind == LinkKind.ATTRIBUTE and not above[-1].line
 
 
-def _show_all_together(holder: Holder, nbytes: int, view_bytes: int, storage_bytes: int) -> bool:
-    """Whether the views in a chain's containers show most of what they keep: ``nbytes`` or more."""
+def _show_all_together(holder: Holder, case: Case, view_bytes: int, storage_bytes: int) -> bool:
+    """Whether the views in a chain's containers show most of what they keep.
+
+    That is what grew, or more; but no more than there ever was: rows of a batch share its storage.
+    """
     at = largest_container(holder.links)
     items = holder.links[at].length if at is not None else 1
-    kept_bytes = max(nbytes, items * storage_bytes)
+    whole_bytes = items * storage_bytes
+    if case.window is not None:
+        whole_bytes = min(whole_bytes, case.window.line.peak_allocated.bytes)
+    kept_bytes = max(case.finding.bytes, whole_bytes)
     return places_in(holder) * view_bytes > _MOSTLY * kept_bytes
 
 
