@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,9 +9,9 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.rules.running_variables import still_running, variable_of
 from memprof.source_code.last_reads import is_its_only_holder, last_read_before, reads_again
-from memprof.source_code.program import Place, bound_names, place_of
+from memprof.source_code.program import Place, place_of
 from memprof.trace import Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
@@ -101,72 +100,18 @@ def _variable(window: Window, made_by: Sequence[Frame], now: Sequence[Frame]) ->
 
     Both stacks are innermost first.
     """
-    back = _still_running(made_by, now)
+    back = still_running(made_by, now)
     if back is None:
         return None
     place, line_now = place_of(made_by[-back]), now[-back].line
     if place is None or line_now <= (place.statement.end_lineno or place.line):
         return None
-    name = _name_of(place, made_by[:-back])
+    name = variable_of(place, made_by[:-back])
     if not name or reads_again(place, name, line_now):
         return None
     if not is_its_only_holder(window.programs, place, name):
         return None
     return _Variable(name, place, last_read_before(place, name, line_now), back)
-
-
-def _still_running(made_by: Sequence[Frame], now: Sequence[Frame]) -> int | None:
-    """Where, from the outer end, the function stands that has gone on to another line since.
-
-    None where that is no function of the program's.
-    """
-    for back in range(1, min(len(made_by), len(now)) + 1):
-        then, later = made_by[-back], now[-back]
-        if (then.filename, then.name) != (later.filename, later.name):
-            return None
-        if then.line != later.line:
-            return back if frame_kind(then.filename) is FrameKind.USER else None
-    return None
-
-
-def _name_of(place: Place, inner: Sequence[Frame]) -> str:
-    """The variable that a statement binds to what the inner frames return; empty for none."""
-    if not isinstance(place.statement, ast.Assign) or len(place.statement.targets) != 1:
-        return ""
-    targets = bound_names(place.statement)
-    names = [target.id for target in targets if isinstance(target, ast.Name)]
-    if len(names) != len(targets):
-        return ""
-    user = [frame for frame in inner if frame_kind(frame.filename) is FrameKind.USER]
-    if len(names) == 1 and not user:
-        return names[0]
-    if not user:
-        return ""
-    returned = _returned_as(user[-1])
-    if len(names) == 1 and returned == 0:
-        return names[0]
-    if returned is None or len(names) < 2 or returned >= len(names):
-        return ""  # ``first, second = made()[:2]``
-    return names[returned]
-
-
-def _returned_as(frame: Frame) -> int | None:
-    """Which of the values that a function returns a statement of it makes; None: of none."""
-    place = place_of(frame)
-    if place is None or place.function is None:
-        return None
-    if isinstance(place.statement, ast.Return):
-        return 0 if not isinstance(place.statement.value, ast.Tuple) else None
-    targets = bound_names(place.statement)
-    if len(targets) != 1 or not isinstance(targets[0], ast.Name):
-        return None
-    name = targets[0].id
-    for node in ast.walk(place.function):
-        if isinstance(node, ast.Return) and node.value is not None:
-            values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
-            named = [value.id if isinstance(value, ast.Name) else "" for value in values]
-            return named.index(name) if name in named else None
-    return None
 
 
 def _ends_of_graphs(window: Window, made: Ints, ends: Ints) -> Ints:

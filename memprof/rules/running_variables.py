@@ -1,0 +1,90 @@
+"""Variables of functions that are still running: what a stack made, and which name has it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.program import Place, bound_names, called_name, place_of
+from memprof.trace import Frame
+
+__all__ = ["still_running", "variable_of"]
+
+_MAKING = ".__init__"
+"""How the name of a frame ends in which an object is made."""
+
+
+def still_running(made_by: Sequence[Frame], now: Sequence[Frame]) -> int | None:
+    """Where, from the outer end, the function stands that has gone on to another line since.
+
+    None where that is no function of the program's.
+    """
+    for back in range(1, min(len(made_by), len(now)) + 1):
+        then, later = made_by[-back], now[-back]
+        if (then.filename, then.name) != (later.filename, later.name):
+            return None
+        if then.line != later.line:
+            return back if frame_kind(then.filename) is FrameKind.USER else None
+    return None
+
+
+def variable_of(place: Place, inner: Sequence[Frame], class_name: str = "") -> str:
+    """The variable that a statement binds to what the inner frames return; empty for none.
+
+    ``class_name`` is that of an object which they make: a class may inherit its ``__init__``.
+    """
+    if not isinstance(place.statement, ast.Assign) or len(place.statement.targets) != 1:
+        return ""
+    targets = bound_names(place.statement)
+    names = [target.id for target in targets if isinstance(target, ast.Name)]
+    if len(names) != len(targets):
+        return ""
+    user = [frame for frame in inner if frame_kind(frame.filename) is FrameKind.USER]
+    if len(names) == 1 and not user:
+        return names[0]
+    if not user:
+        return ""
+    if user[-1].name.endswith(_MAKING):
+        class_name = class_name or user[-1].name.removesuffix(_MAKING)
+        return _of_object(place.statement.value, names, class_name)
+    returned = _returned_as(user[-1], class_name)
+    if len(names) == 1 and returned == 0:
+        return names[0]
+    if returned is None or len(names) < 2 or returned >= len(names):
+        return ""  # ``first, second = made()[:2]``
+    return names[returned]
+
+
+def _of_object(value: ast.expr, names: Sequence[str], class_name: str) -> str:
+    """The variable of the object whose ``__init__`` a statement runs: ``a, b = A(), B()``."""
+    if isinstance(value, ast.Tuple):
+        at = _made_by_class(value, class_name) if len(value.elts) == len(names) else None
+        return names[at] if at is not None else ""
+    return names[0] if len(names) == 1 and called_name(value) == class_name else ""
+
+
+def _returned_as(frame: Frame, class_name: str) -> int | None:
+    """Which of the values that a function returns a statement of it makes; None: of none."""
+    place = place_of(frame)
+    if place is None or place.function is None:
+        return None
+    if isinstance(place.statement, ast.Return):
+        value = place.statement.value
+        return _made_by_class(value, class_name) if isinstance(value, ast.Tuple) else 0
+    targets = bound_names(place.statement)
+    if len(targets) != 1 or not isinstance(targets[0], ast.Name):
+        return None
+    name = targets[0].id
+    for node in ast.walk(place.function):
+        if isinstance(node, ast.Return) and node.value is not None:
+            values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+            named = [value.id if isinstance(value, ast.Name) else "" for value in values]
+            return named.index(name) if name in named else None
+    return None
+
+
+def _made_by_class(values: ast.Tuple, class_name: str) -> int | None:
+    """Which of several values is a new object of that class: ``return A(), B()``."""
+    made = [at for at, one in enumerate(values.elts) if called_name(one) == class_name]
+    return made[0] if len(made) == 1 else None
