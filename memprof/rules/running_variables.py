@@ -32,7 +32,8 @@ def still_running(made_by: Sequence[Frame], now: Sequence[Frame]) -> int | None:
 def variable_of(place: Place, inner: Sequence[Frame], class_name: str = "") -> str:
     """The variable that a statement binds to what the inner frames return; empty for none.
 
-    ``class_name`` is that of an object which they make: a class may inherit its ``__init__``.
+    Where they make an object that has what is looked for, ``class_name`` is its class: the name of
+    a frame may be that of a class it inherits from.
     """
     if not isinstance(place.statement, ast.Assign) or len(place.statement.targets) != 1:
         return ""
@@ -46,7 +47,6 @@ def variable_of(place: Place, inner: Sequence[Frame], class_name: str = "") -> s
     if not user:
         return ""
     if user[-1].name.endswith(_MAKING):
-        class_name = class_name or user[-1].name.removesuffix(_MAKING)
         return _of_object(place.statement.value, names, class_name)
     returned = _returned_as(user[-1], class_name)
     if len(names) == 1 and returned == 0:
@@ -61,7 +61,8 @@ def _of_object(value: ast.expr, names: Sequence[str], class_name: str) -> str:
     if isinstance(value, ast.Tuple):
         at = _made_by_class(value, class_name) if len(value.elts) == len(names) else None
         return names[at] if at is not None else ""
-    return names[0] if len(names) == 1 and called_name(value) == class_name else ""
+    is_its = bool(class_name) and called_name(value) == class_name
+    return names[0] if len(names) == 1 and is_its else ""
 
 
 def _returned_as(frame: Frame, class_name: str) -> int | None:

@@ -170,3 +170,22 @@ def test_a_small_value_of_the_same_step_is_none(tmp_path):
             memprof.step()
 
     assert [one for one in recorded(job, tmp_path / "run.json") if one.rule == "unread-value"] == []
+
+
+class Buffer:
+    def __init__(self):
+        self.x = torch.zeros(ROWS, WIDTH)
+
+
+def has_an_object():
+    """What an object has may be asked of it in more ways than its name is read in."""
+    buffer = Buffer()
+    labels, images = load()
+    features = encode(images + buffer.x)
+    train(features, labels)
+    return images
+
+
+def test_an_object_of_the_programs_own_is_no_value(tmp_path):
+    rules = [one.rule for one in recorded(has_an_object, tmp_path / "r.json")]
+    assert "unread-value" not in rules
