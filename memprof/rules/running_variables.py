@@ -87,5 +87,7 @@ def _returned_as(frame: Frame, class_name: str) -> int | None:
 
 def _made_by_class(values: ast.Tuple, class_name: str) -> int | None:
     """Which of several values is a new object of that class: ``return A(), B()``."""
-    made = [at for at, one in enumerate(values.elts) if called_name(one) == class_name]
+    made = [
+        at for at, one in enumerate(values.elts) if class_name and called_name(one) == class_name
+    ]
     return made[0] if len(made) == 1 else None
