@@ -35,6 +35,8 @@ SMALL_PART = 0.25
 and a larger view is not what keeps much alive where a graph does."""
 _MOSTLY = 0.5
 """Of what grows, that is shown: then a clone of each view frees little."""
+_MANY_TIMES = 16
+"""What there was at the peak of the window: after it there may be much more."""
 _MOST_HOLDERS = 3
 """Where all that a search names show a part each, there may be more of them."""
 
@@ -109,13 +111,16 @@ def _is_of_librarys_hook(holder: Holder) -> bool:
 def _show_all_together(holder: Holder, case: Case, view_bytes: int, storage_bytes: int) -> bool:
     """Whether the views in a chain's containers show most of what they keep.
 
-    That is what grew, or more; but no more than there ever was: rows of a batch share its storage.
+    That is what grew, or more. Where there never was nearly as much as so many storages have, items
+    share one, as rows of a batch do: it is no more than there was then.
     """
     at = largest_container(holder.links)
     items = holder.links[at].length if at is not None else 1
-    whole_bytes = items * storage_bytes
+    whole_bytes, most = items * storage_bytes, case.finding.bytes
     if case.window is not None:
-        whole_bytes = min(whole_bytes, case.window.line.peak_allocated.bytes)
+        most = max(most, case.window.line.peak_allocated.bytes)
+    if whole_bytes > _MANY_TIMES * most:
+        whole_bytes = most
     kept_bytes = max(case.finding.bytes, whole_bytes)
     return places_in(holder) * view_bytes > _MOSTLY * kept_bytes
 

@@ -370,3 +370,12 @@ def test_parametrizations_that_pile_up_are_told_where_they_are_registered(bench)
     first, *_ = bench.advise("layer(x)", held)
     assert (first.fix, first.line) == ("del_ref", 2)
     assert "`remove_parametrizations`" in first.why
+
+
+@pytest.mark.parametrize(("items", "fix"), [(9, "clone_view"), (640, "clear_container")])
+def test_rows_that_share_the_storage_of_a_batch_are_not_cloned(bench, items, fix):
+    """Of 640 views of 64 bytes 64 show a storage of 4 KiB whole: ten of these were made."""
+    bench.write(PARTS.format("kept.append(row)"))
+    holder = bench.holder("kept.append(row)", ("local", "kept", -1), ("item", "0", items), VIEW)
+    first = bench.advise("def step", holder, nbytes=40960)[0]
+    assert first.fix == fix
