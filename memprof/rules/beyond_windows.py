@@ -58,7 +58,7 @@ def beyond_windows(
         for stack in holders_of
         if stack not in stacks
     }
-    containers = {way for one in rows_of for way in _growing(holders_of[one])}
+    containers = dict.fromkeys(way for one in rows_of for way in _growing(holders_of[one]))
     parts_of = {
         way: [rows for one, rows in rows_of.items() if len(rows) and _has(holders_of[one], way)]
         for way in containers
@@ -98,7 +98,9 @@ def _growing(holders: Sequence[Holder]) -> list[_Way]:
 
 
 def _has(holders: Sequence[Holder], way: _Way) -> bool:
-    return any(_way_to(holder.links, len(way)) == way for holder in holders[:1])
+    """Whether the first of the holders goes by that way, and on from its end."""
+    links = holders[0].links if holders else []
+    return len(links) > len(way) and _way_to(links, len(way)) == way
 
 
 def _length(holders: Sequence[Holder], way: _Way) -> int:
