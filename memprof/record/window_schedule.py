@@ -360,6 +360,8 @@ class WindowSchedule:
         self._has_trained = False
         self._lapses = 0
         self._keeps_rest = self._resumed_to_train = False
+        self._kept_us = 0.0
+        """Of the start's share, what was kept for training when its window ended."""
         self._is_whole = True
         self._is_by_time = False
         self._climbs = {Reason.GROWTH: Climb(), Reason.FRAGMENTATION: Climb()}
@@ -413,9 +415,9 @@ class WindowSchedule:
         if self._policy.ranks <= 1 or self._has_crossed(before, self._sample_grid(now_us)):
             self._climb = self._climbing(allocated, idle) or self._climb
         if self.reason is None:
-            if self.is_reserved and trains:
-                self._resumed_to_train = self._resume(now_us, meter, whole=True)
-            elif self.is_reserved and self._may_lapse(before, now_us):
+            if self.is_reserved and trains and self._resume(now_us, meter, whole=True):
+                self._resumed_to_train = True
+            elif self.is_reserved and not trains and self._may_lapse(before, now_us):
                 self._lapses += 1
                 self._resume(now_us, meter, whole=True)
             else:
@@ -501,7 +503,7 @@ class WindowSchedule:
         if climb is not None and self._may_climb(before, now_us):
             self._climb = None
             self._climbs_wait = True
-            if expected_us <= self._policy.allowed_us(elapsed_us):
+            if expected_us <= self._spendable_us(now_us, meter):
                 return climb
         if now_us - self._closed_us < self._policy.first_gap_us:
             return None
@@ -574,7 +576,16 @@ class WindowSchedule:
             return End.STEPS
         if self._is_by_time and now_us - self._opened_us >= self._unstepped_us(meter):
             return End.STEPS
-        return End.ALLOWANCE if meter.total_us > allowed_us else None
+        return End.ALLOWANCE if meter.total_us > self._spendable_us(now_us, meter) else None
+
+    def _spendable_us(self, now_us: int, meter: OverheadMeter) -> float:
+        """What windows may take that are not the start's: not what is kept for training.
+
+        Where more than the start's share was used up anyway, nothing is left of that.
+        """
+        allowed_us = self._policy.allowed_us(now_us - self._began_us)
+        is_left = self._keeps_rest and meter.total_us <= self.START_SHARE * allowed_us
+        return allowed_us - (self._kept_us if is_left else 0.0)
 
     def _why_start_ends(self, share_us: float, total_us: float) -> End | None:
         if total_us > share_us:
@@ -620,6 +631,8 @@ class WindowSchedule:
             # A step that takes a quota's half by itself gets a half once more, not all of it.
             waits = end is End.RESERVE or (end in self._QUOTAS and not self._resumed_to_train)
             self._keeps_rest = is_untrained and waits
+            share_us = self.START_SHARE * self._policy.allowed_us(now_us - self._began_us)
+            self._kept_us = max(0.0, share_us - meter.total_us)
         self._keeps_rest = self._keeps_rest and self._has_room()
 
 

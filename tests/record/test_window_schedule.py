@@ -318,6 +318,38 @@ def test_a_window_for_a_climb_leaves_what_is_kept_for_training():
     assert schedule.reason is Reason.START
 
 
+def test_climbs_take_nothing_of_what_is_kept_for_training():
+    """Of 5 s 2.1 were used, and 1.9 are kept: a second is left."""
+    schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
+    meter.hook(2.1 * SECOND)
+    assert not schedule.step_ended(1 * SECOND, meter, LEVEL, step=0, trains=False)
+    for step in range(1, 40):
+        schedule.step_ended(1 * SECOND + step, meter, LEVEL * (step + 1), step=step, trains=False)
+        if schedule.is_open:
+            break
+    assert schedule.reason is Reason.GROWTH
+    meter.hook(0.9 * SECOND)
+    assert schedule.time_passed(2 * SECOND, meter)
+    meter.hook(0.2 * SECOND)
+    assert not schedule.time_passed(2 * SECOND, meter)
+    assert schedule.end is End.ALLOWANCE
+    assert schedule.training_begins(60 * SECOND, meter)
+    assert schedule.reason is Reason.START
+
+
+def test_what_is_kept_for_training_and_used_up_otherwise_stops_no_other_window():
+    schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
+    meter.hook(2.1 * SECOND)
+    assert not schedule.step_ended(1 * SECOND, meter, LEVEL, step=0, trains=False)
+    assert schedule.is_reserved
+    meter.hook(2.2 * SECOND)  # searches, say: more than the share of the start
+    for step in range(1, 40):
+        schedule.step_ended(1 * SECOND + step, meter, LEVEL * (step + 1), step=step)
+        if schedule.is_open:
+            break
+    assert schedule.reason is Reason.GROWTH
+
+
 def test_steps_that_train_nothing_get_half_of_what_is_kept_after_a_while_and_once_more():
     schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
     windows: list[list[int]] = [[]]
