@@ -181,8 +181,30 @@ def one_before_a_loop():
     return step
 
 
+def passes(layer, number):
+    for _ in range(2):
+        layer(torch.ones(WIDTH, WIDTH))
+
+
+def one_around_a_function():
+    """The loop is in a function that is called, so that one hook sees all its passes."""
+    layer = nn.Linear(WIDTH, WIDTH)
+    outputs = []
+
+    def put(module, inputs, output):
+        outputs.append(output.detach())
+
+    def step(number):
+        if number == 0:
+            layer.register_forward_hook(put)
+        passes(layer, number)
+
+    return step
+
+
 def test_the_function_that_registers_and_calls_the_model_registers_each_time(tmp_path):
     found = findings_of(one_for_each_call, tmp_path / "run.json", steps=40)[0]
     assert (found.rule, found.remedies[0].fix) == ("hook", "remove_hook")
-    found = findings_of(one_before_a_loop, tmp_path / "other.json", steps=40)[0]
-    assert found.remedies[0].fix == "clear_container"
+    for number, program in enumerate((one_before_a_loop, one_around_a_function)):
+        found = findings_of(program, tmp_path / f"{number}.json", steps=40)[0]
+        assert found.remedies[0].fix == "clear_container"

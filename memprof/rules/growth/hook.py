@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from memprof.reference_chain import CYCLES, LinkKind, largest_container
 from memprof.rules.case import Case
 from memprof.rules.containers import FilledContainer
+from memprof.rules.graph_lines import is_forward
 from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import growing, last_name
 from memprof.source_code.program import FUNCTIONS, Place, calls_in, loaded_names, own_calls
 
@@ -99,13 +101,21 @@ class Hook(GrowthRule[RegisteredHook]):
 def _is_repeated(case: Case, registration: Place) -> bool:
     """Whether the call within which the passes run registers a hook for each: there are ever more.
 
-    The function that registers calls the model as well, and no loop of its own goes around that
-    call alone.
+    The function that registers calls the model as well, and no loop goes around that call alone: of
+    its own, of a function that it calls, or of a library's.
     """
     function = registration.function
-    return function is not None and any(
-        place.function is function and place.loop is registration.loop for _, place in case.frames
-    )
+    for at, (frame, place) in enumerate(case.frames):
+        if function is None or place.function is not function:
+            continue
+        inner = case.finding.stack[: case.finding.stack.index(frame)]
+        by_library = any(frame_kind(one.filename) is FrameKind.LIBRARY for one in inner)
+        in_loop = any(
+            between.loop is not None and not is_forward(called)
+            for called, between in case.frames[:at]
+        )
+        return place.loop is registration.loop and not (by_library or in_loop)
+    return False
 
 
 def _filled_by_one(case: Case) -> FilledContainer | None:
