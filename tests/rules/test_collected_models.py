@@ -94,7 +94,7 @@ def test_more_that_are_counted_after_five_were_recorded_pile_up(tmp_path, models
 
 @pytest.mark.parametrize(
     ("filename", "releases", "is_told"),
-    [("", ("clear",), True), ("", (), False), ("/work/ensemble.py", ("clear",), False)],
+    [("", ("clear",), True), ("", (), False), ("/job/ensemble.py", ("clear",), False)],
     ids=["a library's", "without a way out", "the program's own"],
 )
 def test_a_librarys_list_of_what_it_prepared_is_no_ensemble(tmp_path, filename, releases, is_told):

@@ -88,6 +88,18 @@ def never_called():
     return encoder, average
 
 
+def train_after(hidden):
+    decoder = Decoder()
+    hidden = encode([decoder], hidden)
+    train(hidden)
+
+
+def keeps_one_in_each_function():
+    encoder = Encoder()
+    hidden = encode([encoder], torch.randn(8, WIDTH))
+    train_after(hidden)
+
+
 fires = once(keeps_them)
 looks_alike = once(reads_it_later)
 MODEL = 4 * (WIDTH * WIDTH + WIDTH) * 4
@@ -118,3 +130,9 @@ def test_a_single_one_has_its_variable(tmp_path):
 @pytest.mark.parametrize("job", [reads_it_later, calls_it_in_between, never_called])
 def test_what_is_read_or_called_again_or_was_never_called_is_not_meant(job, tmp_path):
     assert "idle-model" not in names(once(job), tmp_path / "run.json")
+
+
+def test_variables_of_two_functions_are_dropped_in_each(tmp_path):
+    found = findings_of(once(keeps_one_in_each_function), tmp_path / "run.json")
+    typed = {one.remedies[0].typed for one in found if one.rule == "idle-model"}
+    assert typed == {"del encoder", "del decoder"}

@@ -499,3 +499,37 @@ def test_what_reduces_each_item_of_a_local_list_is_done_before_it_is_kept(tmp_pa
     assert "each gives by itself: compute that before it is kept" in remedy.why
     whole = findings_of(each_whole, tmp_path / "other.json")
     assert "reduced-later" not in [one.rule for one in whole]
+
+
+def each_by_what_comes_later():
+    def step(number):
+        results = []
+        for at in range(6):
+            result = predict(at)
+            results.append(result)
+        chosen = sum(one.sum(0) for one in results).argmax().item()
+        return [one.select(1, chosen) for one in results]
+
+    return step
+
+
+def each_with_a_name_of_an_argument():
+    def step(number):
+        results = []
+        for at in range(6):
+            result = predict(at)
+            results.append(result)
+        return [p.norm(p=1, dim=1) for p in results]
+
+    return step
+
+
+def test_what_is_known_only_later_reduces_nothing_before(tmp_path):
+    found = findings_of(each_by_what_comes_later, tmp_path / "run.json")
+    assert "reduced-later" not in [one.rule for one in found]
+    (found,) = [
+        one
+        for one in findings_of(each_with_a_name_of_an_argument, tmp_path / "other.json")
+        if one.rule == "reduced-later"
+    ]
+    assert found.remedies[0].typed == "results.append(result.norm(p=1, dim=1))"

@@ -65,17 +65,12 @@ class IdleModel(WasteRule[IdleModels]):
             if window.share(int(window.lives.size[rows].sum())) >= _LEAST_SHARE:
                 idle = _idle(window, root, rows)
                 models += [idle] if idle is not None else []
-        if not models or not trained - {""}:
+        if not trained - {""}:
             return
-        every = np.concatenate([one.rows for one in models])
-        ends = np.concatenate([one.ends for one in models])
-        yield IdleModels(
-            row=int(every[np.argmax(window.lives.size[every])]),
-            rows=every,
-            nbytes=int(window.lives.size[every].sum()),
-            saving=window.replayed(window.ended_at(every, ends)),
-            models=tuple(sorted(models, key=lambda one: (one.place.line, one.name))),
-        )
+        by_function: dict[int, list[_Idle]] = {}
+        for one in sorted(models, key=lambda one: (one.place.line, one.name)):
+            by_function.setdefault(id(one.place.scope), []).append(one)
+        yield from (_match(window, of_function) for of_function in by_function.values())
 
     def title(self, match: IdleModels) -> str:
         """Say which they are."""
@@ -95,6 +90,19 @@ class IdleModel(WasteRule[IdleModels]):
         )
         place = case.place_at(last.place.program.filename, last.last_line)
         yield Advice("del_ref", why, place or case.site, typed=f"del {names}")
+
+
+def _match(window: Window, models: list[_Idle]) -> IdleModels:
+    """Those of one function, whose variables one statement can drop."""
+    every = np.concatenate([one.rows for one in models])
+    ends = np.concatenate([one.ends for one in models])
+    return IdleModels(
+        row=int(every[np.argmax(window.lives.size[every])]),
+        rows=every,
+        nbytes=int(window.lives.size[every].sum()),
+        saving=window.replayed(window.ended_at(every, ends)),
+        models=tuple(models),
+    )
 
 
 def _names(match: IdleModels) -> str:

@@ -93,7 +93,7 @@ def _is_kept(place: Place) -> bool:
     elif not isinstance(target, ast.Name):
         return False
     is_blank = called_name(statement.value) in _BLANK
-    if not calls_in(statement.value, _MAKER) and not (is_blank and _has_ones(place, target)):
+    if not calls_in(statement.value, _MAKER) and not (is_blank and _has_ones(place, scope, target)):
         return False
     loads = _loads(scope, target)
     return bool(loads) and all(_is_of_part(one, nodes_around(scope, one)[-1]) for one in loads)
@@ -108,15 +108,17 @@ def _loads(scope: ast.AST, target: ast.expr) -> list[ast.expr]:
     return [one for one in nodes if isinstance(one.ctx, ast.Load) and ast.unparse(one) == text]
 
 
-def _has_ones(place: Place, target: ast.expr) -> bool:
+def _has_ones(place: Place, scope: ast.AST, target: ast.expr) -> bool:
     """Whether a function writes ones into a table, by indices that it looks up, and nothing else.
+
+    Nor does another method, into one that an attribute has.
 
     ``x[i, t, index_of[character]] = 1.0``: what it looks them up in has the classes.
     """
     text = ast.unparse(target)
     written = [
         (one, value)
-        for node in ast.walk(place.scope)
+        for node in ast.walk(scope)
         for one, value in assigned(node)
         if isinstance(one, ast.Subscript) and ast.unparse(one.value) == text
     ]

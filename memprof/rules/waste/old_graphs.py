@@ -103,7 +103,7 @@ class OldGraphs(WasteRule[OldGraph]):
         why = f"Tensors of {_earlier_steps(match)} are kept with the graphs that made them"
         site = calling_place(case)
         several = _keeping_one_pass(case, site) if site is not None else []
-        if site is not None and len(several) > 1 and _are_never_learned(case, several):
+        if site is not None and len(several) > 1 and _are_never_learned(match, case, several):
             yield Advice(
                 "no_grad",
                 f"{why}: {_lines(several)} keep them, and no backward pass goes through them.",
@@ -150,12 +150,16 @@ def _is_in(site: Place, frame: Frame) -> bool:
     return place is not None and place.function is site.function
 
 
-def _are_never_learned(case: Case, places: Sequence[Place]) -> bool:
+def _are_never_learned(match: OldGraph, case: Case, places: Sequence[Place]) -> bool:
     """Whether no backward pass starts from what statements put into containers.
 
-    None has gone through the graphs so far, as it would have freed them, unless told to retain.
+    Nor has one gone through the graphs: it would have freed some of them, unless told to retain.
     """
-    if case.window is None or _retains(case.window):
+    window = case.window
+    if window is None or _retains(window):
+        return False
+    freed_in = np.append(window.phase_of_event, Phase.UNKNOWN)[window.lives.free[match.rows]]
+    if (freed_in == Phase.BACKWARD).any():
         return False
     filled = [(place, growing(place)) for place in places]
     return all(

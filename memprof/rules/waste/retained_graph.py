@@ -11,6 +11,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.graph_lines import retaining
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.idioms import keyword
 from memprof.source_code.program import Place, bound_names, calls_in, loaded_names
 from memprof.source_code.values import values_of
 from memprof.trace import EMPTY, Action, Category, Frame, Phase
@@ -179,7 +180,8 @@ def _advice_on_carried(site: Place, calling: Place) -> Iterator[Advice]:
     """
     bound = {one.id for one in bound_names(site.statement) if isinstance(one, ast.Name)}
     carried = sorted(bound & loaded_names(site.statement))
-    if site.loop is None or site.loop is not calling.loop or not carried:
+    asks = any(keyword(call, "retain_graph") is not None for call in calls_in(calling.statement))
+    if site.loop is None or site.loop is not calling.loop or not (carried and asks):
         return
     name, line = carried[0], calling.statement.lineno
     yield Advice(
