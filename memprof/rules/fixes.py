@@ -62,6 +62,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "transform_nodes": "Call a layer on nodes, before their features are gathered for edges.",
         "sparse_matrix": "Hold a matrix of edges as a sparse tensor: `torch.sparse_coo_tensor`.",
         "adjacency_per_graph": "Make one small adjacency matrix for each graph of a batch.",
+        "sampled_pairs": "Score the edges and sampled pairs that are none, not all pairs of nodes.",
         "sparse_values": "Compute with the values of a sparse tensor, not with a dense one.",
         "cdist": "Let `torch.cdist` compute distances: it makes no differences.",
         "chunk": "Work through the large tensor in parts.",

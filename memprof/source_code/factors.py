@@ -28,7 +28,7 @@ from memprof.source_code.program import (
 from memprof.source_code.scopes import BINDING, COMPREHENSIONS, LOOPING, Scopes, Syntax, syntax_of
 from memprof.source_code.verbs import FILLING, SAME_VALUES
 
-__all__ = ["Factor", "factors_of", "is_called_of_batch"]
+__all__ = ["Factor", "factors_of", "is_called_of_batch", "matrices_of_pairs"]
 
 _ADJACENCY = "to_dense_adj"
 """PyG's function: of a batch of graphs without ``batch``, one matrix for all of them."""
@@ -378,6 +378,11 @@ _PASSING, _PRODUCT, _OTHER = range(3)
 
 def factors_of(programs: Sequence[Program]) -> Iterator[Factor]:
     """The matrices that the program fills by pairs of indices, or makes dense, and multiplies."""
+    return (flow for flow in matrices_of_pairs(programs) if flow.is_only_factor)
+
+
+def matrices_of_pairs(programs: Sequence[Program]) -> Iterator[Factor]:
+    """The matrices that the program fills by pairs of indices, or makes dense, whatever for."""
     source = syntax_of(tuple(sorted(programs, key=lambda program: program.filename)))
     known: set[tuple[int, str]] = set()
     for node, scopes in source.nodes:
@@ -392,8 +397,7 @@ def factors_of(programs: Sequence[Program]) -> Iterator[Factor]:
         known |= flow.keys
         if is_begun:
             flow.follow()
-            if flow.is_only_factor:
-                yield flow
+            yield flow
 
 
 @lru_cache(maxsize=4)
