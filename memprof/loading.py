@@ -25,6 +25,7 @@ from memprof.records import (
     GuessedSteps,
     Header,
     Interim,
+    LabelledRows,
     Note,
     Owners,
     PaddedBatches,
@@ -170,6 +171,7 @@ class _Assembly:
         self._files: list[SourceFiles] = []
         self._guesses: list[GuessedSteps] = []
         self._doubles: list[DoubleResults] = []
+        self._labelled: list[LabelledRows] = []
         self._unmoved = UnmovedParameters()
         self._padded: PaddedBatches | None = None
         self._parallel = ParallelOwners()
@@ -189,6 +191,7 @@ class _Assembly:
             StepsRecord: self._add_steps,
             GuessedSteps: self._add_guess,
             DoubleResults: self._add_doubles,
+            LabelledRows: self._add_labelled,
             UnmovedParameters: self._add_unmoved,
             PaddedBatches: self._add_padded,
             WindowRecord: self._add_window,
@@ -338,6 +341,17 @@ class _Assembly:
             _check_index("stack", stack, len(self._stacks))
         self._doubles.append(record)
 
+    def _add_labelled(self, record: LabelledRows) -> None:
+        columns = (record.size, record.calls, record.rows, record.labelled)
+        if any(len(column) != len(record.stack) for column in columns):
+            raise ValueError("its columns differ in length")
+        for stack in record.stack:
+            _check_index("stack", stack, len(self._stacks))
+        for rows, labelled in zip(record.rows, record.labelled, strict=True):
+            if not 0 <= labelled <= rows:
+                raise ValueError("more rows count than there are")
+        self._labelled.append(record)
+
     def _add_unmoved(self, record: UnmovedParameters) -> None:
         self._unmoved = record
 
@@ -411,6 +425,7 @@ class _Assembly:
             windows=tuple(numbering.window(record) for record in self._window_records),
             guessed=numbering.remaining,
             doubles=tuple(self._doubles),
+            labelled=tuple(self._labelled),
             unmoved=frozenset(self._unmoved.modules),
             padded=self._padded,
             digests=digests(self._files),

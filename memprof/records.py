@@ -23,6 +23,7 @@ __all__ = [
     "Header",
     "Holder",
     "Interim",
+    "LabelledRows",
     "Note",
     "Owners",
     "PaddedBatches",
@@ -41,7 +42,7 @@ __all__ = [
     "is_out_of_memory",
 ]
 
-SCHEMA_VERSION = (1, 9)
+SCHEMA_VERSION = (1, 10)
 """(major, minor). A reader refuses a newer major version and ignores what a newer minor adds.
 
 What a field meant in an older version is brought to its present meaning by `older_schema`.
@@ -64,6 +65,7 @@ History:
          forward line that allocations of a backward pass come of (2026-11)
     1.8  a `Link` says whether the value under a weak key refers to that key (2026-11)
     1.9  `padded_batches`: how much of its batches a model is called with is padding (2026-11)
+    1.10 `labelled_rows`: how many of the rows that it is given a loss counts (2026-11)
 """
 
 
@@ -338,6 +340,29 @@ class DoubleResults(
     """Of values in double precision that were converted to float32 in the window."""
 
 
+class LabelledRows(
+    msgspec.Struct, frozen=True, tag_field="kind", tag="labelled_rows", omit_defaults=True
+):
+    """How many of the rows that it is given a loss counts, as columns of equal length.
+
+    The others have the label that the loss ignores. Of negative log-likelihoods, as
+    ``F.cross_entropy`` computes them. Known where a dispatch mode records (``recorder`` is
+    ``operators``). One is written at a window's end, of what was new in it.
+    """
+
+    device: str
+    stack: list[int] = []
+    """Where the scores were made that the loss is given."""
+    size: list[int] = []
+    """Bytes of those scores, in one call."""
+    calls: list[int] = []
+    """Calls with such scores."""
+    rows: list[int] = []
+    """Rows of all these calls."""
+    labelled: list[int] = []
+    """Those of them that count."""
+
+
 class UnmovedParameters(
     msgspec.Struct, frozen=True, tag_field="kind", tag="unmoved_parameters", omit_defaults=True
 ):
@@ -532,6 +557,7 @@ Record = (
     | StepsRecord
     | GuessedSteps
     | DoubleResults
+    | LabelledRows
     | UnmovedParameters
     | PaddedBatches
     | Readings

@@ -15,6 +15,7 @@ from memprof.records import (
     Footer,
     GuessedSteps,
     Header,
+    LabelledRows,
     Note,
     PaddedBatches,
     WindowRecord,
@@ -95,6 +96,8 @@ class Run:
     """The steps up to the last one that no mark and no optimizer ended; None: there are none."""
     doubles: Sequence[DoubleResults] = ()
     """What operators returned in double precision."""
+    labelled: Sequence[LabelledRows] = ()
+    """How many of the rows that they are given losses count."""
     unmoved: frozenset[str] = frozenset()
     """Paths of the modules that no step of an optimizer changes, as its rate for them is 0."""
     padded: PaddedBatches | None = None

@@ -126,7 +126,7 @@ class OverheadMeter:
         self._events = self._events_in_step = 0
         self._prior_us = self._prior_in_step_us = 0.0
         self._edge_us = 0.0
-        self._aside_us = 0.0
+        self._aside_us = self._searched_us = 0.0
         self._correction = 1.0
         self._steps = 0
         self._inside: deque[tuple[StepCost, float]] = deque(maxlen=self.SAMPLES)
@@ -144,6 +144,7 @@ class OverheadMeter:
     def search(self, duration_us: float) -> None:
         """What a search for holders took; counted in the hook around it already."""
         self._aside_us += duration_us
+        self._searched_us += duration_us
 
     def beside(self, duration_us: float) -> None:
         """Time of the processor that a thread of memprof's own used, whatever the job did then."""
@@ -192,6 +193,11 @@ class OverheadMeter:
     def total_us(self) -> float:
         """Overhead so far."""
         return self._charge * (self._hooks_us + self._correction * self._prior_us)
+
+    @property
+    def searched_us(self) -> float:
+        """What searches for holders took of it."""
+        return self._charge * self._searched_us
 
     @property
     def step_us(self) -> float:
@@ -322,6 +328,8 @@ class WindowSchedule:
     """Of all bytes of the file, in the first window."""
     RESERVE = 0.5
     """Of the start's share, for the first steps that train."""
+    LEAST_RESERVE = 0.25
+    """The same where searches for holders have used up the rest, as in a large heap."""
     LAPSES = 2
     """Times that half of what is kept for training goes to steps that train nothing."""
     _QUOTAS = frozenset((End.EVENTS, End.BYTES, End.TABLES))
@@ -571,7 +579,8 @@ class WindowSchedule:
                 return end
         allowed_us = self._policy.allowed_us(now_us - self._began_us)
         if self.reason is Reason.START:
-            return self._why_start_ends(self.START_SHARE * allowed_us, meter.total_us + ahead_us)
+            share_us = self.START_SHARE * allowed_us
+            return self._why_start_ends(share_us, meter.total_us + ahead_us, meter.searched_us)
         if self._steps_in_window >= self._policy.window_steps:
             return End.STEPS
         if self._is_by_time and now_us - self._opened_us >= self._unstepped_us(meter):
@@ -587,11 +596,13 @@ class WindowSchedule:
         is_left = self._keeps_rest and meter.total_us <= self.START_SHARE * allowed_us
         return allowed_us - (self._kept_us if is_left else 0.0)
 
-    def _why_start_ends(self, share_us: float, total_us: float) -> End | None:
+    def _why_start_ends(self, share_us: float, total_us: float, searched_us: float) -> End | None:
         if total_us > share_us:
             return End.ALLOWANCE
         left_us = share_us - self._total_at_opening_us
-        if self._training_steps < self.TRAINED and total_us > share_us - self.RESERVE * left_us:
+        # What was searched for before the training is not searched for in it: it has a limit.
+        kept_us = max(self.RESERVE * left_us - searched_us, self.LEAST_RESERVE * left_us)
+        if self._training_steps < self.TRAINED and total_us > share_us - kept_us:
             return End.RESERVE
         return None
 

@@ -39,6 +39,9 @@ _LEAST_ALLOCATED = 16 << 20
 """From so many bytes on."""
 _FRESH_BIRTHS = 2.0
 """A stack is searched again when its survivors come from so many times more steps than before."""
+LEAST_CLIMBED = 4 << 20
+"""Bytes of a stack's survivors, before they are searched for pass by pass: such a search uses up
+what could record a hundred steps. At the end of a window it is done whatever they are."""
 _IN_VAIN = 2
 """Times as long until the next search where one found no holder: it takes the longest."""
 _ANNOUNCED_AFTER = 4
@@ -217,7 +220,7 @@ class Survivors:
         """Search for the holders of whatever has grown since the last look.
 
         Where that takes long it is done at the next step ends, bit by bit, and only for a leak that
-        is certain, or ``all_that_grow``.
+        is certain and not small, or ``all_that_grow``.
         """
         began_s = time.thread_time()
         is_busy = self._searches.is_under_way
@@ -229,7 +232,11 @@ class Survivors:
                 if is_fresh or (all_that_grow and not self._holders(source, one))
             ]
             if not (all_that_grow or self._searches.is_cheap()):
-                fresh = [(source, one) for source, one in fresh if self._is_certain(source, one)]
+                fresh = [
+                    (source, one)
+                    for source, one in fresh
+                    if one.bytes >= LEAST_CLIMBED and self._is_certain(source, one)
+                ]
             larger = self._larger(step, least=1 if all_that_grow else _LARGER_AFTER)
             self._followed = {key: one.bytes for key, one in self._remade.items()}
             self._followed_steps = 0

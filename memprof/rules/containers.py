@@ -158,11 +158,27 @@ def is_kept_short(holder: Holder) -> bool:
     growth = growing(place)
     if place is None or growth is None or place.program.code(holder.line).strip() != holder.code:
         return False
+    outer = _filled_by(growth, holder)
+    if outer >= 0:  # what it keeps few of may each have more items: a cache of caches
+        container = outer
     name = last_name(holder.links[container - 1].name) if container else ""
     length, grew = holder.links[container].length, holder.links[container].grows
     if _is_list_of_items(holder, container) and replaces_items(place, name, length, grew=grew):
         return True
     return last_name(growth.container) == name and is_kept_to_length(place, length)
+
+
+def _filled_by(growth: Filling, holder: Holder) -> int:
+    """Where in a chain the container stands that a statement fills, by its name; -1: nowhere."""
+    name, links = last_name(growth.container), holder.links
+    return next(
+        (
+            at
+            for at in range(1, len(links))
+            if links[at].kind == LinkKind.ITEM and last_name(links[at - 1].name) == name
+        ),
+        -1,
+    )
 
 
 def _is_list_of_items(holder: Holder, container: int) -> bool:

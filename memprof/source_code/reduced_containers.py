@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from memprof.source_code.program import Place, Program, called_name
+from memprof.source_code.program import Place, Program, called_name, own_calls
 from memprof.source_code.reductions import Reduction, reduction_of
 from memprof.source_code.scopes import nodes_around, reads_of
 from memprof.source_code.verbs import FILLING, JOINING
@@ -93,7 +93,9 @@ def _reduction(read: ast.expr, around: list[ast.AST], program: Program) -> Reduc
     if not isinstance(joined, ast.Call) or called_name(joined) not in JOINING:
         return None
     where = program.at(joined.lineno)
-    return reduction_of(where) if where is not None else None
+    if where is None or len(own_calls(where.statement, *JOINING)) != 1:
+        return None
+    return reduction_of(where)
 
 
 def _in_loop(loop: ast.For | ast.AsyncFor, program: Program) -> Reduction | None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from memprof.source_code.program import FUNCTIONS, Place, bound_names, called_name, own_calls
-from memprof.source_code.scopes import nodes_around, reads_of
+from memprof.source_code.program import (
+    FUNCTIONS,
+    Place,
+    Program,
+    bound_names,
+    called_name,
+    own_calls,
+)
+from memprof.source_code.scopes import nodes_around, parameters, reads_of
 from memprof.source_code.verbs import JOINING
 
 __all__ = [
@@ -52,7 +59,7 @@ _LOSSES = frozenset(
 )
 """Functions of torch that return one number, the mean of what each row gives."""
 _OF_SHAPE = frozenset(("device", "dtype", "ndim", "numel", "shape", "size"))
-_STACKING = "stack"
+_RESHAPING = frozenset(("contiguous", "flatten", "reshape", "squeeze", "unflatten", "view"))
 
 
 class Reduced(Enum):
@@ -76,16 +83,24 @@ class Reduction:
     """Of those within each part, whose results remain."""
 
 
-def reduction_of(place: Place) -> Reduction | None:
+def reduction_of(
+    place: Place, programs: Sequence[Program] = (), number: int = 0
+) -> Reduction | None:
     """The reductions that are all a function does with the tensor that a statement joins.
 
     None where it is read in another way as well, or where that cannot be told.
+
+    Args:
+        place: the statement.
+        programs: files with functions that the joined tensor may be handed to.
+        number: of a statement that joins several, which of them is meant.
     """
     joins = own_calls(place.statement, *JOINING)
-    if len(joins) != 1:
+    joins.sort(key=lambda call: (call.lineno, call.col_offset))
+    if not number < len(joins):
         return None
-    dim = _dimension(joins[0], 1, 0)
-    calls = reductions_of(place, joins[0])
+    dim = _dimension(joins[number], 1, 0)
+    calls = reductions_of(place, joins[number], programs)
     kinds = [_along(call, dim) if call is not None else None for call in calls]
     if not kinds or None in kinds:
         return None
@@ -96,18 +111,45 @@ def reduction_of(place: Place) -> Reduction | None:
     return Reduction(along, texts, tuple(sorted(within)))
 
 
-def reductions_of(place: Place, value: ast.expr) -> list[ast.Call | None]:
+def reductions_of(
+    place: Place, value: ast.expr, programs: Sequence[Program] = ()
+) -> list[ast.Call | None]:
     """The calls that reduce what an expression of a statement computes.
 
+    Where it is handed to a function of the file or of ``programs``, those that reduce it there.
     None stands for each read of another kind, and for what it is not known of.
     """
     targets = bound_names(place.statement)
     around = nodes_around(place.statement, value)
+    handed = _parameter_given(value, around, (place.program, *programs))
+    if handed is not None:
+        function, name = handed
+        return list(_reductions_in(function, name))
     if not isinstance(place.statement, ast.Assign) or not _is_bound(value, around):
         return [reducing(value, around)]
     if len(targets) == 1 and isinstance(targets[0], ast.Name):
         return list(_reductions_of(place, targets[0].id))
     return [None]
+
+
+def _parameter_given(
+    value: ast.expr, around: list[ast.AST], programs: Sequence[Program]
+) -> tuple[ast.FunctionDef | ast.AsyncFunctionDef, str] | None:
+    """The parameter that a call hands a value to, of the only function of that name."""
+    call = around[-1] if around and not isinstance(around[-1], ast.keyword) else None
+    keyword = around[-1] if around and isinstance(around[-1], ast.keyword) else None
+    call = around[-2] if keyword is not None and len(around) > 1 else call
+    if not isinstance(call, ast.Call) or value is call.func:
+        return None
+    files = {id(one.tree): one for one in programs}.values()
+    functions = [one for each in files for one in each.functions(called_name(call))]
+    if len(functions) != 1:
+        return None
+    if keyword is not None:
+        return functions[0], keyword.arg or ""
+    names = [one for one in parameters(functions[0]) if one not in ("self", "cls")]
+    given = dict(zip(map(id, call.args), names, strict=False))
+    return (functions[0], given[id(value)]) if id(value) in given else None
 
 
 def _reductions_of(place: Place, name: str) -> Iterator[ast.Call | None]:
@@ -121,10 +163,44 @@ def _reductions_of(place: Place, name: str) -> Iterator[ast.Call | None]:
     for load, around in reads_of(place.scope, name):
         if place.loop is None and (id(load) in own or load.lineno <= end):
             continue
-        if any(isinstance(node, (*FUNCTIONS, ast.Lambda)) for node in around[1:]):
-            yield None
-        elif not (isinstance(around[-1], ast.Attribute) and around[-1].attr in _OF_SHAPE):
-            yield reducing(load, around)
+        yield from _reduction_at(load, around)
+
+
+def _reductions_in(
+    function: ast.FunctionDef | ast.AsyncFunctionDef, name: str
+) -> Iterator[ast.Call | None]:
+    """The same of a parameter of a function."""
+    for load, around in reads_of(function, name):
+        yield from _reduction_at(load, around)
+
+
+def _reduction_at(load: ast.Name, around: list[ast.AST]) -> Iterator[ast.Call | None]:
+    if any(isinstance(node, (*FUNCTIONS, ast.Lambda)) for node in around[1:]):
+        yield None
+    elif _is_of_shape(around) or _is_reshaped(load, around):
+        return
+    else:
+        yield reducing(load, around)
+
+
+def _is_of_shape(around: list[ast.AST]) -> bool:
+    return isinstance(around[-1], ast.Attribute) and around[-1].attr in _OF_SHAPE
+
+
+def _is_reshaped(load: ast.Name, around: list[ast.AST]) -> bool:
+    """``logits = logits.view(-1, logits.size(-1))``: the same values under the same name."""
+    statement = next((node for node in around[::-1] if isinstance(node, ast.stmt)), None)
+    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+        return False
+    target, value = statement.targets[0], statement.value
+    return (
+        isinstance(target, ast.Name)
+        and target.id == load.id
+        and isinstance(value, ast.Call)
+        and called_name(value) in _RESHAPING
+        and isinstance(value.func, ast.Attribute)
+        and value.func.value is load
+    )
 
 
 def _is_bound(node: ast.AST, around: list[ast.AST]) -> bool:

@@ -19,7 +19,8 @@ def sliding_stack(place: Place) -> str:
     """What a statement takes over of the stack before: ``state[1:]``; empty for anything else.
 
     ``following = torch.cat([state[1:], frame])``, where the function makes it the next ``state``;
-    or ``torch.stack(list(frames))`` of a ``deque(maxlen=4)``, which is not emptied there.
+    or ``torch.stack(list(frames))`` of a ``deque(maxlen=4)``, which is not emptied there, or of
+    ``frames = frames[1:] + [frame]``.
     """
     for call in own_calls(place.statement, *JOINING):
         joined = call.args[0] if call.args else None
@@ -28,8 +29,9 @@ def sliding_stack(place: Place) -> str:
             if older is not None:
                 return ast.unparse(older)
         frames = _whole(joined)
-        if frames is not None and _is_short_deque(place, ast.unparse(frames)):
-            return "" if _is_now_and_then(place) else ast.unparse(frames)
+        name = ast.unparse(frames) if frames is not None else ""
+        if name and (_is_short_deque(place, name) or _is_rolled(place, name)):
+            return "" if _is_now_and_then(place) else name
     return ""
 
 
@@ -86,6 +88,18 @@ def _is_short_deque(place: Place, name: str) -> bool:
         return False
     emptied = [call.func for call in calls_in(place.scope, "clear")]
     return not any(isinstance(f, ast.Attribute) and ast.unparse(f.value) == name for f in emptied)
+
+
+def _is_rolled(place: Place, name: str) -> bool:
+    """Whether a list is made of itself without its first: ``frames = frames[1:] + [frame]``."""
+    return any(
+        isinstance(value, ast.BinOp)
+        and isinstance(value.op, ast.Add)
+        and isinstance(value.left, ast.Subscript)
+        and ast.unparse(value.left.value) == name
+        and _drops_an_end(value.left.slice)
+        for value in values_of(place, name)
+    )
 
 
 def _is_now_and_then(place: Place) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.allocator import ReplayedTrace, replayed_trace
-from memprof.records import DoubleResults, Finding, PaddedBatches, Site
+from memprof.records import DoubleResults, Finding, LabelledRows, PaddedBatches, Site
 from memprof.run import Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Program, code_of, program_of
@@ -57,6 +57,8 @@ class Window:
     """How much of its batches a model is called with is padding; None where that is not known."""
     doubles: tuple[DoubleResults, ...] = ()
     """What operators returned in double precision on its device, where that was recorded."""
+    labelled: tuple[LabelledRows, ...] = ()
+    """How many of the rows that they are given losses count there, where that was recorded."""
 
     searches: tuple[Finding, ...] = ()
     """What searches in the job found of who holds tensors of its device."""
@@ -95,6 +97,7 @@ class Window:
             unmoved=unmoved,
             padded=run.padded if run else None,
             doubles=doubles,
+            labelled=tuple(one for one in run.labelled if one.device == device) if run else (),
             searches=tuple(
                 one
                 for one in (run.findings if run else ())

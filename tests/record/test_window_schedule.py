@@ -274,6 +274,18 @@ def test_the_window_of_the_start_keeps_half_of_its_share_for_training():
     assert schedule.reason is Reason.START
 
 
+def test_searches_before_the_training_leave_a_quarter_of_the_share_for_it():
+    schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
+    meter.hook(1.5 * SECOND)
+    meter.search(1.5 * SECOND)  # in a large heap, which is not searched as long again
+    meter.hook(1.4 * SECOND)
+    assert schedule.time_passed(2 * SECOND, meter)
+    meter.hook(0.2 * SECOND)
+    assert not schedule.time_passed(3 * SECOND, meter)
+    assert (schedule.end, schedule.is_reserved) == (End.RESERVE, True)
+    assert schedule.training_begins(4 * SECOND, meter)
+
+
 def test_a_long_evaluation_after_the_first_step_leaves_some_for_the_next():
     schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
     assert schedule.step_ended(1 * SECOND, meter, step=0)

@@ -407,6 +407,28 @@ def slow(monkeypatch):
     for name in ("WHOLE_S", "WHOLE_AFTER_S", "CHEAP_S"):
         monkeypatch.setattr(searches, name, 0.0)
     monkeypatch.setattr(watch, "SCAN_S", 0.0)
+    monkeypatch.setattr(watch, "LEAST_CLIMBED", 0)
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_search_that_takes_long_is_not_made_for_little(tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "LEAST_CLIMBED", 1 << 20)
+    kept, searched = {"small": [], "large": []}, []
+
+    class Watched(UpwardSearch):
+        def __init__(self, *args, **options):
+            searched.append(len(kept["large"]))
+            super().__init__(*args, **options)
+
+    def step(i):
+        kept["small"].append(torch.zeros(1000))
+        kept["large"].append(torch.zeros(8192))
+
+    monkeypatch.setattr(searches, "UpwardSearch", Watched)
+    run = record(step, tmp_path / "run.json", 60)
+    assert searched[0] == 48  # looks: 24, when it is certain, 32 and 48, when it has 1 MiB
+    names = [one.holders[0].description for one in growing(run) if one.holders]
+    assert any("small" in name for name in names)  # at the end it is looked for
 
 
 @pytest.mark.usefixtures("slow")

@@ -64,6 +64,35 @@ def test_the_call_beside_the_line_that_makes_it_is_named(tmp_path):
     assert remedy.code == "job.later.enter(3600, count, print, batch)"
 
 
+def under_a_key():
+    """A library's object keeps what it is given under a key, by the names of its parameters."""
+    code = (
+        "class Trial:\n"
+        "    def __init__(self):\n        self._attrs = {}\n"
+        "    def set_attr(self, key, value):\n        self._attrs[key] = value\n"
+        "class Study:\n"
+        "    def __init__(self):\n        self._trials = []\n"
+        "    def ask(self):\n"
+        "        self._trials.append(Trial())\n"
+        "        return self._trials[-1]\n"
+    )
+    namespace: dict[str, object] = {}
+    exec(compile(code, "/x/site-packages/library/study.py", "exec"), namespace)
+    study = namespace["Study"]()
+
+    def step(number):
+        result = torch.zeros(WIDTH, WIDTH)
+        trial = study.ask()
+        trial.set_attr(key="result", value=result)
+
+    return step
+
+
+def test_what_is_kept_under_a_key_is_handed_over_by_position_or_by_name(tmp_path):
+    (found,) = findings_of(under_a_key, tmp_path / "run.json")
+    assert found.remedies[0].code == 'trial.set_attr(key="result", value=result)'
+
+
 class Tagger:
     """A program's own object with a library's metric, which is given what a loader made."""
 

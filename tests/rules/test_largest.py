@@ -53,3 +53,42 @@ def test_a_part_of_it_would_do(tmp_path):
     assert found.match.tentative
     assert found.title.endswith("are one tensor")
     assert found.remedies[0].fix == "chunk"
+
+
+def of_a_library():
+    """A library's function makes the scores of all pairs, of which the best are looked for."""
+    code = "def similarities(a, b):\n    return a @ b.T\n"
+    namespace: dict[str, object] = {}
+    exec(compile(code, "/x/site-packages/library/scores.py", "exec"), namespace)
+    similarities = namespace["similarities"]
+
+    def step(number):
+        scores = similarities(torch.randn(512, 32), torch.randn(1024, 32))
+        scores.fill_diagonal_(-1.0)
+        values, _ = scores.topk(5, dim=1)
+        return values
+
+    return step
+
+
+def read_otherwise():
+    step_of_all = of_a_library()
+    similarities = step_of_all.__closure__[0].cell_contents
+
+    def step(number):
+        scores = similarities(torch.randn(512, 32), torch.randn(1024, 32))
+        return scores.topk(5, dim=1).values, scores.mean()
+
+    return step
+
+
+def test_rows_that_are_searched_for_their_best_can_be_made_in_parts_by_a_library_too(tmp_path):
+    (found,) = [
+        one for one in findings_of(of_a_library, tmp_path / "run.json") if one.rule == "largest"
+    ]
+    (first,) = found.remedies
+    assert (first.fix, first.saves_bytes >= 512 * 1024 * 4) == ("chunk", True)
+    assert first.code == "scores = similarities(torch.randn(512, 32), torch.randn(1024, 32))"
+    assert "`scores.topk(5, dim=1)`" in first.why
+    found = findings_of(read_otherwise, tmp_path / "other.json")
+    assert [one.remedies for one in found if one.rule == "largest"] == [()]

@@ -134,3 +134,58 @@ def test_a_backward_pass_under_a_condition_is_of_the_rounds_before(tmp_path):
     assert found.remedies[0].code == "total = total + loss"
     found = findings_of(under_a_condition, tmp_path / "other.json")
     assert "late-backward" not in [one.rule for one in found]
+
+
+class Learner:
+    """Its method has the backward pass."""
+
+    def __init__(self):
+        self.net = model()
+
+    def update(self, total):
+        scaled = total / 4
+        scaled.backward()
+        self.net.zero_grad()
+
+    def compare(self, results):
+        loss = torch.cat(results).var()
+        loss.backward()
+        self.net.zero_grad()
+
+
+def by_a_method():
+    learner = Learner()
+
+    def step(number):
+        total = 0.0
+        for at in range(1, 5):
+            total = total + learner.net(torch.randn(256, 64)).square().mean()
+            if at % 4 == 0:
+                learner.update(total)
+                total = 0.0
+
+    return step
+
+
+def compared_by_a_method():
+    """A loss of all results together, which no single one of them has."""
+    learner = Learner()
+
+    def step(number):
+        results = []
+        for _ in range(4):
+            results.append(learner.net(torch.randn(256, 64)))
+        learner.compare(results)
+
+    return step
+
+
+def test_a_function_that_is_given_the_sum_may_have_the_backward_pass(tmp_path):
+    found = findings_of(by_a_method, tmp_path / "run.json")
+    found = next(one for one in found if one.rule == "late-backward")
+    assert found.match.passes == 4
+    assert found.remedies[0].code == (
+        "total = total + learner.net(torch.randn(256, 64)).square().mean()"
+    )
+    found = findings_of(compared_by_a_method, tmp_path / "other.json")
+    assert "late-backward" not in [one.rule for one in found]

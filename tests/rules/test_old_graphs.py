@@ -160,3 +160,41 @@ def test_a_sum_with_its_graphs_outside_of_modules_is_one_too(tmp_path):
     assert "are activations of 8 earlier steps" in found.title  # those of the last two are fresh
     assert found.remedies[0].fix == "detach"
     assert found.remedies[0].code.startswith("self.entropy = self.entropy - (logs.exp()")
+
+
+class Meter:
+    """An average that is begun anew at each epoch's end."""
+
+    def __init__(self):
+        self.total = 0.0
+
+    def update(self, value):
+        self.total = self.total + value
+
+
+def blurred(x):
+    return (x.tanh() * x.sigmoid()).exp().square().mean()
+
+
+def outside_of_modules():
+    """What the graph has saved is a metric's most of all, which no module computes."""
+    net, meter = nn.Sequential(nn.Linear(64, 64), nn.Tanh()), Meter()
+
+    def step(number):
+        if number % 6 == 0:
+            meter.total = 0.0
+        result = net(torch.randn(512, 64))
+        meter.update(blurred(result))
+        result.square().mean().backward(retain_graph=False)
+        net.zero_grad()
+
+    return step
+
+
+def test_what_a_metric_saved_outside_of_modules_counts_as_well(tmp_path):
+    found = findings_of(outside_of_modules, tmp_path / "run.json", steps=24)
+    graphs = next(one for one in found if one.rule == "old-graphs")
+    assert graphs.minor is False
+    # tanh, sigmoid and exp of five earlier steps
+    assert graphs.bytes == 5 * 3 * 512 * 64 * 4
+    assert graphs.remedies[0].code == "self.total = self.total + value"

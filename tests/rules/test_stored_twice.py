@@ -167,3 +167,33 @@ def test_each_frame_of_kept_stacks_is_to_be_stored_once(tmp_path, program, share
 def test_stacks_without_a_frame_in_common_are_not_stored_twice(tmp_path, program):
     found = findings_of(program, tmp_path / "run.json", steps=40)
     assert "stored-twice" not in [one.rule for one in found]
+
+
+class Frames:
+    def __init__(self):
+        self.frames = [observation(0)[: SIZE // 4]] * 4
+
+    def see(self, number):
+        self.frames = self.frames[1:] + [observation(number)[: SIZE // 4]]  # noqa: RUF005
+        return torch.cat(self.frames)
+
+
+def of_stacks():
+    memory, camera = Memory(), Frames()
+
+    def step(number):
+        state = camera.see(number)
+        for at in range(4):
+            next_state = camera.see(number + at)
+            memory.add(4 * number % COUNT + at, state, 1.0, next_state)
+            state = next_state
+
+    return step
+
+
+@pytest.mark.parametrize(("program", "is_tentative"), [(of_stacks, False), (fires, True)])
+def test_next_states_of_stacked_frames_are_not_left_so(program, is_tentative, tmp_path):
+    every = findings_of(program, tmp_path / "run.json")
+    (found,) = [one for one in every if one.rule == "stored-twice"]
+    assert (found.is_tentative, found.bytes) == (is_tentative, COUNT * SIZE)
+    assert found.remedies[0].fix == "store_once"

@@ -59,6 +59,8 @@ def test_the_next_one_is_carried_by_another_name(tmp_path):
         ("frames = deque()", "pass", ""),
         ("frames = []", "pass", ""),
         ("frames = deque(maxlen=4)", "frames.clear()", ""),
+        ("frames = [frame] * 4", "frames = frames[1:] + [frame]", "frames"),
+        ("frames = [frame] * 4", "frames = frames + [frame]", ""),
     ],
 )
 def test_a_deque_of_a_few_frames(tmp_path, bound, after, part):

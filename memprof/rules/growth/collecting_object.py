@@ -12,7 +12,14 @@ from memprof.rules.case import Case
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import growing, keyword, last_name
-from memprof.source_code.program import Place, assigned, bound_names, called_name, calls_in
+from memprof.source_code.program import (
+    Place,
+    arguments,
+    assigned,
+    bound_names,
+    called_name,
+    calls_in,
+)
 from memprof.source_code.scopes import qualified_name
 
 __all__ = ["RULE", "curve_of"]
@@ -343,9 +350,10 @@ def _by_name(case: Case) -> Collector | None:
 
 def _key_given(call: ast.Call) -> str:
     """The key, written out, under which a method is handed what has a name; else empty."""
-    if not isinstance(call.func, ast.Attribute) or len(call.args) < 2:
+    given = list(arguments(call))
+    if not isinstance(call.func, ast.Attribute) or len(given) < 2:
         return ""
-    key, value = call.args[0], call.args[1]
+    key, value = given[:2]
     if not isinstance(key, ast.Constant) or not isinstance(value, (ast.Name, ast.Attribute)):
         return ""
     return key.value if isinstance(key.value, str) else ""

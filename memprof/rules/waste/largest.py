@@ -17,10 +17,11 @@ from memprof.rules.large_tensor import (
     made_on_its_line,
 )
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.best_of_rows import best_of_rows
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Place, called_name
 from memprof.source_code.verbs import COPYING, FACTORIES, JOINING, LEARNING, SAME_VALUES
-from memprof.trace import Category, Frame
+from memprof.trace import Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.owners import CATEGORY_NAMES
 from memprof.views.window import Bools, Ints, Window
@@ -35,6 +36,8 @@ _MOVING = COPYING | FACTORIES | JOINING | LEARNING | SAME_VALUES | {"items", "st
 class Large(Match):
     """The largest tensor, and how it came about."""
 
+    is_unlearned: bool = False
+    """No backward pass runs while it is there."""
     learns: bool = False
     """A backward pass comes later in its step, or made it."""
     by_library: bool = False
@@ -72,6 +75,7 @@ class Largest(WasteRule[Large]):
         "partly-read",
         "reduced-later",
         "summed-products",
+        "unlabelled-rows",
     )
 
     def matches(self, window: Window) -> Iterator[Large]:
@@ -89,6 +93,7 @@ class Largest(WasteRule[Large]):
             nbytes=large.nbytes,
             saving=window.replayed(window.whole(rows)),
             tentative=True,  # it may well be what the program is for
+            is_unlearned=_is_unlearned(window, large.there),
             learns=origin is not None or window.learns_after(int(window.lives.alloc[row])),
             in_backward_of=origin is not None,
             by_library=_by_library(stack),
@@ -116,12 +121,27 @@ class Largest(WasteRule[Large]):
         elif match.by_module and not match.learns:
             fewer = f"{takes} {nbytes} for one batch, from which nothing learns."
             yield Advice("smaller_batch", fewer, case.site)
-        if place is not None and not (match.by_module or match.by_library):
+        best = best_of_rows(case.site) if case.site is not None and not match.by_module else ""
+        if best and match.is_unlearned:
+            why = (
+                f"{takes} {nbytes} at once, of which nothing but `{best}` is read: go through the "
+                "rows in parts, and keep what is found of each."
+            )
+            yield Advice("chunk", why, case.site)
+        elif place is not None and not (match.by_module or match.by_library):
             why = f"{takes} {nbytes} at once; in parts {it} need not."
             yield Advice("chunk", why, place)
         if match.learns and activation:
             half = f"In bfloat16 {its} {nbytes} are half."
             yield Advice("mixed_precision", half, case.site, remains=0.5)
+
+
+def _is_unlearned(window: Window, rows: Ints) -> bool:
+    """Whether no backward pass runs as long as one of some lifetimes lasts."""
+    backward = np.flatnonzero(window.phase_of_event == Phase.BACKWARD)
+    begins = np.searchsorted(backward, window.lives.alloc[rows])
+    ends = np.searchsorted(backward, window.lives.free[rows])
+    return bool((begins == ends).all())
 
 
 def _by_library(stack: tuple[Frame, ...]) -> bool:

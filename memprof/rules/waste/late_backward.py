@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from memprof.rules.case import Case
 from memprof.rules.forward_passes import forward_passes, one_at_a_time
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idioms import added_by, filling, is_partly_cut
-from memprof.source_code.program import Place, bound_names, calls_in, loaded_names, root_name
+from memprof.source_code.program import (
+    Place,
+    Program,
+    bound_names,
+    called_name,
+    calls_in,
+    loaded_names,
+    root_name,
+)
+from memprof.source_code.scopes import parameters, syntax_of
 from memprof.units import format_bytes
 from memprof.views.window import Window
 
 __all__ = ["RULE"]
+
+_LEARNING = ("backward", "grad")
+_DEEPEST = 2
+"""Calls of functions of the program between a loop and a backward pass."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +51,8 @@ class LateBackward(WasteRule[LossSum]):
         passes = forward_passes(window)
         if passes is None:
             return
-        place = next((place for call in passes.calls if (place := _sum_of_losses(call))), None)
+        places = (_sum_of_losses(call, window.programs) for call in passes.calls)
+        place = next((place for place in places if place is not None), None)
         if place is None:
             return
         yield LossSum(
@@ -69,7 +83,7 @@ class LateBackward(WasteRule[LossSum]):
         yield Advice("early_backward", why, place, match.line)
 
 
-def _sum_of_losses(place: Place) -> Place | None:
+def _sum_of_losses(place: Place, programs: Sequence[Program]) -> Place | None:
     """The statement in the loop that adds to what one ``backward`` starts from.
 
     That stands after the loop, or in the loop under a condition.
@@ -77,24 +91,74 @@ def _sum_of_losses(place: Place) -> Place | None:
     loop = place.loop
     if loop is None or _goes_on(place, loop):
         return None
-    names_in_backward = _flows_into_backward(place.scope, loop.end_lineno or 0)
-    names_in_backward |= _flows_into_backward_now_and_then(loop)
-    for statement in ast.walk(loop):
-        if not isinstance(statement, ast.stmt):
-            continue
-        if (_collecting(statement) or _keyed_by(loop, statement)) in names_in_backward:
+    sums = [
+        (statement, name)
+        for statement in ast.walk(loop)
+        if isinstance(statement, ast.stmt)
+        and (name := _collecting(statement) or _keyed_by(loop, statement))
+    ]
+    if not sums:
+        return None
+    learning = _calls_that_learn(place.scope, programs)
+    names_in_backward = _flows_into_backward(place.scope, loop.end_lineno or 0, learning)
+    names_in_backward |= _flows_into_backward_now_and_then(loop, learning)
+    for statement, name in sums:
+        if name in names_in_backward:
             return place.program.place(statement)
     return None
 
 
-def _flows_into_backward_now_and_then(loop: ast.For | ast.AsyncFor | ast.While) -> set[str]:
+def _calls_that_learn(
+    scope: ast.AST, programs: Sequence[Program], depth: int = _DEEPEST
+) -> list[tuple[int, set[str]]]:
+    """Lines of a function from which a backward pass starts, and the names that it starts from.
+
+    A function of the program that is given the loss may have the pass: ``self.update(total)``.
+    """
+    learning = [(call.lineno, loaded_names(call)) for call in calls_in(scope, *_LEARNING)]
+    functions = syntax_of(tuple(sorted(programs, key=lambda one: one.filename))).functions
+    for call in calls_in(scope) if depth else ():
+        for function in functions.get(called_name(call), ()):
+            into = [one for one in parameters(function) if one not in ("self", "cls")]
+            given = dict(zip(into, call.args, strict=False))
+            given |= {one.arg: one.value for one in call.keywords if one.arg}
+            losses = _losses_given(function, programs, depth - 1)
+            names = [loaded_names(value) for name, value in given.items() if name in losses]
+            learning += [(call.lineno, one) for one in names]
+    return learning
+
+
+def _losses_given(
+    function: ast.FunctionDef | ast.AsyncFunctionDef, programs: Sequence[Program], depth: int
+) -> set[str]:
+    """The parameters of a function from which it starts a backward pass, scaled perhaps.
+
+    Not what it computes a loss from: the results of several passes may be compared there.
+    """
+    names = {
+        name for _, each in _calls_that_learn(function, programs, depth=depth) for name in each
+    }
+    scalings = [
+        (bound_names(node), node.value)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp)
+    ]
+    for targets, value in scalings:
+        if any(isinstance(one, ast.Name) and one.id in names for one in targets):
+            names |= loaded_names(value)
+    return names & set(parameters(function))
+
+
+def _flows_into_backward_now_and_then(
+    loop: ast.For | ast.AsyncFor | ast.While, learning: Sequence[tuple[int, set[str]]]
+) -> set[str]:
     """Names that a round of the loop hands to the next, and a condition to a backward pass."""
     names: set[str] = set()
     for at, condition in enumerate(loop.body):
         if isinstance(condition, ast.If) and not condition.orelse:
             others = [*loop.body[:at], *loop.body[at + 1 :]]
             anew = {name for one in others for name in _bound_anew(one)}
-            names |= _flows_into_backward(condition, 0) - anew
+            names |= _flows_into_backward(condition, 0, learning) - anew
     return names
 
 
@@ -129,12 +193,15 @@ def _added_part(statement: ast.stmt) -> ast.AST:
     return added.value if added is not None and _collecting(statement) else statement
 
 
-def _flows_into_backward(scope: ast.AST, line: int) -> set[str]:
+def _flows_into_backward(
+    scope: ast.AST, line: int, learning: Sequence[tuple[int, set[str]]]
+) -> set[str]:
     """Names below ``line`` from which a backward pass starts, with what they are computed from."""
     names: set[str] = set()
-    for call in calls_in(scope, "backward", "grad"):
-        if call.lineno > line:
-            names |= loaded_names(call)
+    first, last = getattr(scope, "lineno", 0), getattr(scope, "end_lineno", None)
+    for at, started_from in learning:
+        if at > line and first <= at and (last is None or at <= last):
+            names |= started_from
     for node in sorted(ast.walk(scope), key=lambda n: -getattr(n, "lineno", 0)):
         if not isinstance(node, ast.Assign) or node.lineno <= line:
             continue

@@ -21,7 +21,7 @@ from memprof.source_code.idioms import growing, keyword
 from memprof.source_code.patch import diff, wrapped
 from memprof.source_code.program import Place, Program, calls_in, place_of
 from memprof.source_code.values import goes_backward, is_object, survives_call
-from memprof.trace import Category, Frame, Phase
+from memprof.trace import EMPTY, Category, Frame, Phase
 from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["RULE"]
@@ -65,6 +65,10 @@ class OldGraphs(WasteRule[OldGraph]):
         is_of_few = len(np.unique(window.module[at_peak])) < _LEAST_MODULES
         if is_of_few and not _is_mostly_saved(window, at_peak):
             return
+        others = _going_with(window, mask)
+        if window.bytes_of(others & window.at_peak) > window.bytes_of(at_peak):
+            mask |= others
+            at_peak = mask & window.at_peak
         rows = np.flatnonzero(mask)
         yield OldGraph(
             row=window.main_site(at_peak),
@@ -175,6 +179,25 @@ def _with_graphs(holders: Sequence[Holder]) -> Sequence[Holder]:
 
 def _earlier_steps(match: OldGraph) -> str:
     return "1 earlier step" if match.steps == 1 else f"{match.steps} earlier steps"
+
+
+def _going_with(window: Window, mask: Bools) -> Bools:
+    """What graphs have saved outside of modules: it is freed in one go with what modules made.
+
+    Between the two nothing is allocated.
+    """
+    free = window.lives.free
+    goes = np.searchsorted(np.sort(window.lives.alloc), free)
+    others = outlive_steps(window) & ~window.has_owner & (window.module == 0)
+    others &= np.isin(window.category, (Category.UNKNOWN, Category.TEMPORARY))
+    with_them: Bools = others & np.isin(goes, np.unique(goes[mask & (free < window.events)]))
+    with_them &= free < window.events
+    stacks = np.unique(window.lives.stack[with_them])
+    # what is still there at the end was made by the same lines
+    still: Bools = others & (free >= window.events)
+    still &= np.isin(window.lives.stack, stacks[stacks != EMPTY])
+    every: Bools = with_them | still
+    return every
 
 
 def _results_of(window: Window, at_peak: Bools) -> tuple[int, ...]:

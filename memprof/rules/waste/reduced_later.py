@@ -16,8 +16,9 @@ from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.entries_read import EntryRead, entry_read
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.kept_parts import KeptPart, kept_part, reduced_items
-from memprof.source_code.program import code_of, place_of
+from memprof.source_code.program import code_of, own_calls, place_of
 from memprof.source_code.reductions import Reduced, Reduction, reduction_of
+from memprof.source_code.verbs import JOINING
 from memprof.trace import EMPTY, Category, Frame
 from memprof.units import format_bytes
 from memprof.views.peak_without import Cuts, Saving
@@ -71,7 +72,8 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
         for row in joined_at_peak(window):
             parts = parts_of(window, row)
             place = place_of(window.frame_of(row))
-            reduction = reduction_of(place) if place is not None else None
+            number = _number_of_join(window, row)
+            reduction = reduction_of(place, window.programs, number) if place is not None else None
             if reduction is None or len(parts) < FEWEST_PARTS:
                 continue
             results, every = all_joined(window, row)
@@ -145,6 +147,19 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
         )
         why += ", and keep what each gives by itself." if match.reduction.lines else "."
         yield Advice("running_total", why, case.site, remains=match.remains)
+
+
+def _number_of_join(window: Window, row: int) -> int:
+    """Of a statement that joins several tensors, which one it is: they are made one by one."""
+    lives = window.lives
+    alike = (lives.stack == lives.stack[row]) & (window.made_in == window.made_in[row])
+    joins = (
+        len(own_calls(place.statement, *JOINING))
+        if (place := place_of(window.frame_of(row))) is not None
+        else 1
+    )
+    before = np.count_nonzero(alike & (lives.alloc < lives.alloc[row]))
+    return int(before % max(1, joins))
 
 
 def _of_entries(window: Window) -> ReducedLater | None:

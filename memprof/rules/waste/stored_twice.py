@@ -97,7 +97,8 @@ class TwiceStored(WasteRule[StoredTwice]):
                     row=second,
                     rows=np.array([second]),
                     nbytes=int(lives.size[second]),
-                    tentative=True,  # many agents are written so, and left so
+                    # many agents are written so, and left so: not where each frame is there often
+                    tentative=not _is_of_stacks(window, int(lives.requested[first])),
                     saving=window.replayed(window.whole(np.array([second]))),
                     states=names[0],
                     next_states=names[1],
@@ -132,6 +133,18 @@ class TwiceStored(WasteRule[StoredTwice]):
             f"`{match.states}` one place further. Of stacked frames store each frame once.",
             place or case.site,
         )
+
+
+def _is_of_stacks(window: Window, nbytes: int) -> bool:
+    """Whether so many bytes have room for a number of stacks of frames that the program makes."""
+    for site, frame in enumerate(window.owners.sites.frames):
+        place = place_of(frame)
+        if place is None or not sliding_stack(place):
+            continue
+        sizes = np.unique(window.lives.requested[(window.site == site) & ~window.at_peak])
+        if any(nbytes % size == 0 and nbytes >= _FEWEST * size for size in sizes.tolist() if size):
+            return True
+    return False
 
 
 def _sliding_stacks(window: Window, mask: Bools) -> StoredTwice | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from memprof.cpython.signal_errors import guarded_errors
 from memprof.cpython.thread_clock import thread_ns
-from memprof.records import DeviceInfo, DoubleResults
+from memprof.records import DeviceInfo, DoubleResults, LabelledRows
 from memprof.sources.cpu.dispatch_mode import (
     LEFT_ON_NOTE,
     Watch,
@@ -25,6 +25,7 @@ from memprof.sources.cpu.dispatch_mode import (
 from memprof.sources.cpu.double_precision import DoublePrecisionWatch, double_types
 from memprof.sources.cpu.event_batch import Batch
 from memprof.sources.cpu.find_storages import StorageSearch, cpu_storages, objects_with_tensors
+from memprof.sources.cpu.labelled_rows import LabelledRowsWatch, likelihoods
 from memprof.sources.cpu.live_storages import ROW, LiveStorages, LivingStorages, StorageReference
 from memprof.sources.cpu.other_threads import OtherThreads
 from memprof.sources.cpu.sampled_time import SampledTime
@@ -128,6 +129,8 @@ class CpuSource(Listener):
         self._is_undecided = True
         self._operators = SampledTime(_MODE_US)
         self._doubles = DoublePrecisionWatch(self._live.references)
+        self._labelled = LabelledRowsWatch(self._live.references)
+        self._likelihoods: frozenset[int] = frozenset()
         self.on_full: Callable[[], None] | None = None
         """Called within an operator when many events wait, or have waited for long."""
         self._told_ns = 0
@@ -250,9 +253,9 @@ class CpuSource(Listener):
         counting_us, self._counting_us = self._counting_us, 0.0
         return self._operators.take_us() + counting_us
 
-    def observations(self) -> Sequence[DoubleResults]:
+    def observations(self) -> Sequence[DoubleResults | LabelledRows]:
         """What is known beyond events since the last call."""
-        return self._doubles.take(_DEVICE)
+        return [*self._doubles.take(_DEVICE), *self._labelled.take(_DEVICE)]
 
     def end_window(self) -> Mapping[str, State]:
         """Stop; what is alive stays known until it dies."""
@@ -441,6 +444,7 @@ class CpuSource(Listener):
         parts = self._origins.parts if own and self._origins is not None else frozenset()
         operators = self._operators
         doubles, wide = self._doubles, double_types()
+        self._likelihoods = likelihoods()
         conversion = torch.ops.aten._to_copy.default
 
         # One function, since a call would cost each operator as much as the rest does.
@@ -529,6 +533,8 @@ class CpuSource(Listener):
         for tensor in tensors_in(out, self._guard, 2):
             for storage in cpu_storages(tensor, self._guard):
                 self._note_result(storage, frame, func, args, own)
+        if id(func) in self._likelihoods:
+            self._labelled.see(args, out)
         if own and self._origins is not None and id(func) in self._origins.parts:
             self._note_part(frame, func, args)
 

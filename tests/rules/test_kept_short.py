@@ -1,0 +1,38 @@
+"""A container that loses items by its length is known by the statement that fills it."""
+
+from __future__ import annotations
+
+import pytest
+
+from memprof.records import Holder
+from memprof.reference_chain import Link, LinkKind
+from memprof.rules.containers import is_kept_short
+
+STORE = """class Store:
+    def put(self, key, value):
+        {guard}
+        self.entries[key] = value
+"""
+FILLS = 4
+BOUNDED = "while len(self.entries) >= 6: self.entries.popitem(last=False)"
+
+
+def holder(source):
+    """A cache of eight layers, one of four in a dict."""
+    links = [
+        Link(LinkKind.LOCAL, "server", "main"),
+        Link(LinkKind.ATTRIBUTE, "entries", "Store"),
+        Link(LinkKind.ITEM, "'first'", "OrderedDict", length=4),
+        Link(LinkKind.ATTRIBUTE, "layers", "DynamicCache"),
+        Link(LinkKind.ITEM, "3", "list", length=8),
+        Link(LinkKind.ATTRIBUTE, "keys", "DynamicLayer"),
+    ]
+    code = source.read_text().splitlines()[FILLS - 1].strip()
+    return Holder(kind=LinkKind.ITEM, filename=str(source), line=FILLS, code=code, links=links)
+
+
+@pytest.mark.parametrize(("guard", "is_short"), [(BOUNDED, True), ("pass", False)])
+def test_what_a_bounded_dict_has_may_have_more_items_than_the_dict(tmp_path, guard, is_short):
+    source = tmp_path / "store.py"
+    source.write_text(STORE.format(guard=guard))
+    assert is_kept_short(holder(source)) is is_short

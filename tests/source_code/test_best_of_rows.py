@@ -1,0 +1,42 @@
+"""What is read of a table whose rows are each searched for their best few: nothing else of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from memprof.source_code.best_of_rows import best_of_rows
+from memprof.source_code.program import program_of
+
+FIRST = 2
+
+
+def best(tmp_path, *after):
+    source = tmp_path / "search.py"
+    lines = ["def search(a, b, k, mask):", "    scores = cos_sim(a, b)"]
+    source.write_text("\n".join([*lines, *(f"    {line}" for line in after)]) + "\n")
+    return best_of_rows(program_of(str(source)).at(FIRST))
+
+
+@pytest.mark.parametrize(
+    ("after", "text"),
+    [
+        (["return scores.topk(k, dim=1).indices"], "scores.topk(k, dim=1)"),
+        (["return torch.topk(scores, k)"], "torch.topk(scores, k)"),
+        (
+            ["scores.fill_diagonal_(-1.0)", "scores[mask] = 0", "return scores.argmax(1)"],
+            "scores.argmax(1)",
+        ),
+        (
+            ["scores = scores.masked_fill(mask, -1)", "best = scores.max(dim=1)", "return best"],
+            "scores.max(dim=1)",
+        ),
+        (["scores *= 2", "print(scores.shape)", "return scores.topk(k)"], "scores.topk(k)"),
+        (["return scores.topk(k), scores.mean()"], ""),
+        (["return scores"], ""),
+        (["return (scores > 0.5).nonzero()"], ""),
+        (["near = scores / 2", "return scores.topk(k), near"], ""),
+        (["return scores[0].topk(k)"], ""),
+    ],
+)
+def test_rows_are_searched_and_nothing_else_is_read(tmp_path, after, text):
+    assert best(tmp_path, *after) == text
