@@ -15,10 +15,13 @@ _OF_SHAPE = frozenset(("device", "dim", "dtype", "ndim", "numel", "shape", "size
 _BY_VALUE = frozenset(
     (
         *("add_", "clamp", "clamp_", "clip", "div_", "exp", "fill_diagonal_", "masked_fill"),
-        *("masked_fill_", "mul_", "neg", "pow", "sigmoid", "sqrt", "square", "sub_"),
+        *("masked_fill_", "mul_", "neg", "pow", "sigmoid", "sqrt", "square", "sub_", "tril"),
+        *("tril_", "triu", "triu_"),
     )
 )
-"""Methods that change values one by one, or along the diagonal."""
+"""Methods and functions that change values one by one, or along the diagonal."""
+_FINDING = frozenset(("argwhere", "nonzero", "where"))
+"""Functions, and a method, that return where a condition holds."""
 
 
 def best_of_rows(place: Place) -> str:
@@ -52,11 +55,27 @@ def _use_of(read: ast.Name, around: list[ast.AST]) -> str | None:
         is_changed = is_called and parent.attr in _BY_VALUE
         return "" if is_changed and _is_bound_again(read, around) else None
     if isinstance(parent, ast.Call) and parent.args[:1] == [read]:
-        return ast.unparse(parent) if called_name(parent) in _SELECTING else None
+        if called_name(parent) in _SELECTING:
+            return ast.unparse(parent)
+        is_changed = called_name(parent) in _BY_VALUE
+        return "" if is_changed and _is_bound_again(read, around) else None
+    if isinstance(parent, ast.Compare):
+        return _where(parent, around[:-1])
     if isinstance(parent, ast.Subscript) and parent.value is read:
         return "" if isinstance(parent.ctx, ast.Store) else None
     is_by_value = isinstance(parent, (ast.BinOp, ast.UnaryOp))
     return "" if is_by_value and _is_bound_again(read, around) else None
+
+
+def _where(condition: ast.Compare, around: list[ast.AST]) -> str | None:
+    """The call that says where a condition holds: ``torch.where(x > 0.9)``; None for others."""
+    outer = [*around[::-1], None]
+    parent, above = outer[0], outer[1]
+    if isinstance(parent, ast.Call) and parent.args == [condition]:
+        return ast.unparse(parent) if called_name(parent) in _FINDING else None
+    is_called = isinstance(above, ast.Call) and above.func is parent and not above.args
+    is_finding = isinstance(parent, ast.Attribute) and parent.attr in _FINDING
+    return ast.unparse(above) if is_called and above is not None and is_finding else None
 
 
 def _is_bound_again(read: ast.Name, around: list[ast.AST]) -> bool:

@@ -301,7 +301,8 @@ class Factor(Flow):
                 names = [one for one in ast.walk(node.iter) if isinstance(one, _NAMES)]
                 keys |= {self._key(one, around) for one in names} if targets & keys else set()
         values = [value for key in keys for value in self._bound_to(key)]
-        if not values:  # a parameter: by the name that the caller has for it
+        # A parameter, or an attribute that is given one: by the name that the caller has for it.
+        if not any(calls_in(value) for value in values if value is not None):
             names_of = {key[1] for key in keys if key is not None}
             values = [
                 value

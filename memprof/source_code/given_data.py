@@ -26,6 +26,10 @@ __all__ = ["calls_given_data", "is_given_data"]
 
 _FUNCTIONAL = "torch.nn.functional."
 _STATELESS = ("builtins.", "math.", "numpy.", "random.", "torch.")
+_FEEDING = ("/transformers/trainer.py", "/lightning/pytorch/", "/pytorch_lightning/")
+"""Files of libraries that run the loop, and call methods of the program with a batch …"""
+_BATCHES = ("batch", "inputs")
+"""… under these names."""
 _NOT_ONCE = (ast.IfExp, ast.BoolOp, ast.Lambda, *COMPREHENSIONS)
 """What may run an expression in it never, later, or several times."""
 _OPERATIONS = (
@@ -81,20 +85,20 @@ def _hands_data(place: Place, call: ast.Call, callers: Sequence[Frame]) -> bool:
 
 
 def _is_data(place: Place, value: ast.expr, callers: Sequence[Frame]) -> bool:
-    if _DataFlow().is_data(place, value):
-        return True
-    while isinstance(value, (ast.Attribute, ast.Subscript)):  # `batch["input_ids"]` of a batch
-        value = value.value
-    if not isinstance(value, ast.Name) or place.function is None:
-        return False
-    if value.id not in parameters(place.function) or list(values_of(place, value.id)) != [None]:
-        return False  # a variable that is bound to something else as well
+    return _DataFlow(place.function, callers).is_data(place, value)
+
+
+def _is_handed_data(place: Place, name: str, callers: Sequence[Frame]) -> bool:
+    """The same of a parameter, by what the call around hands to it."""
     for at, frame in enumerate(callers):
         if frame_kind(frame.filename) is FrameKind.TORCH:
             continue  # a module's call hands on what it is given
+        path = frame.filename.replace("\\", "/")
+        if name in _BATCHES and any(part in path for part in _FEEDING):
+            return True
         caller = _place(frame)
         call = _call_of(caller, place)
-        argument = _argument(call, place, value.id) if call is not None else None
+        argument = _argument(call, place, name) if call is not None else None
         return (
             caller is not None
             and argument is not None
@@ -107,6 +111,10 @@ def _is_data(place: Place, value: ast.expr, callers: Sequence[Frame]) -> bool:
 class _DataFlow:
     """What values of a program are computed of, by functions without any state."""
 
+    function: ast.AST | None
+    """The function that was called, …"""
+    callers: Sequence[Frame]
+    """… and the calls that led to it, innermost first."""
     known: dict[tuple[int, str, bool], bool] = field(default_factory=dict)
     """By the variable's scope and name; one that is computed of itself counts as no data."""
 
@@ -138,7 +146,9 @@ class _DataFlow:
         if not bound:
             return self._is_constant(place, name)
         if bound == [None] and name in parameters(place.scope):
-            return of_parameters
+            is_of_call = place.function is not None and place.function is self.function
+            handed = is_of_call and _is_handed_data(place, name, self.callers)
+            return of_parameters or handed
         return all(
             one is not None and self.is_data(place, one, of_parameters=of_parameters)
             for one in bound

@@ -225,6 +225,12 @@ def _parts_of(place: Place, value: ast.expr, instead: Instead) -> list[ast.expr 
     """The part that each read of a value takes; None for one that reads another part, or all."""
     around = nodes_around(place.statement, value)
     statement = place.statement
+    if instead is Instead.ROWS:  # the diagonal of a sum is that of its terms
+        while around and isinstance(outer := around[-1], (ast.BinOp, ast.UnaryOp)):
+            if isinstance(outer.op, ast.MatMult):
+                break
+            value = outer
+            around.pop()
     if not isinstance(statement, ast.Assign) or statement.value is not value:
         return [_part_of(value, around, instead)]
     names = [one.id for one in bound_names(statement) if isinstance(one, ast.Name)]

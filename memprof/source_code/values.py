@@ -43,6 +43,12 @@ __all__ = [
     "values_of",
 ]
 
+_LOADER = "DataLoader"
+_PREPARING = ("prepare", "prepare_data_loader", "setup_dataloaders")
+"""Methods of accelerate and Lightning Fabric that return the loaders that they are given."""
+_GOING_THROUGH = ("enumerate", "islice", "tqdm", "track")
+"""What is around a loader where a loop goes through it."""
+
 
 def is_fresh_tensor(place: Place, name: str, but: ast.stmt) -> bool:
     """True if all that a name or attribute is bound to, by other statements than one, is fresh.
@@ -117,10 +123,12 @@ def _batches(place: Place, name: str) -> Iterator[ast.stmt]:
         if name not in map(ast.unparse, bound_names(node)):
             continue
         iterated = node.iter
-        if isinstance(iterated, ast.Call) and called_name(iterated) == "enumerate":
-            iterated = iterated.args[0] if iterated.args else iterated
-        values = _everywhere(place, ast.unparse(iterated))
-        if values and all(called_name(one) == "DataLoader" for one in values):
+        while isinstance(iterated, ast.Call) and called_name(iterated) in _GOING_THROUGH:
+            if not iterated.args:
+                break
+            iterated = iterated.args[0]
+        made = {called_name(one) for one in _everywhere(place, ast.unparse(iterated))}
+        if _LOADER in made and made <= {_LOADER, *_PREPARING}:
             yield node
 
 

@@ -92,3 +92,17 @@ def decoded_by_a_module():
 def test_what_a_module_makes_is_no_broadcast_of_the_line_that_calls_it(tmp_path):
     found = findings_of(decoded_by_a_module, tmp_path / "run.json")
     assert not [one for one in found if one.rule == "broadcast"]
+
+
+def distances():
+    """The divisions are of the points; the table is of their pairs."""
+
+    def step(number):
+        first, second, scale = torch.randn(1024, 1), torch.randn(1024, 1), 2 * torch.ones(1)
+        return torch.cdist(first / scale, second / scale).sum().item()
+
+    return step
+
+
+def test_a_function_of_all_pairs_is_meant(tmp_path):
+    assert "broadcast" not in [one.rule for one in findings_of(distances, tmp_path / "run.json")]

@@ -208,3 +208,78 @@ def test_the_function_that_registers_and_calls_the_model_registers_each_time(tmp
     for number, program in enumerate((one_before_a_loop, one_around_a_function)):
         found = findings_of(program, tmp_path / f"{number}.json", steps=40)[0]
         assert found.remedies[0].fix == "clear_container"
+
+
+class ByLayer:
+    """One hook for each of two layers, which give to a list each."""
+
+    def __init__(self, layers):
+        self.outputs = {name: [] for name in layers}
+        for name, layer in layers.items():
+            layer.register_forward_hook(self.giving(name))
+
+    def giving(self, name):
+        def hook(module, inputs, output):
+            self.outputs[name].append(output.detach().clone())
+
+        return hook
+
+
+class OfValidation:
+    """The same, made for each validation."""
+
+    def __init__(self, layers):
+        self.shown = {name: [] for name in layers}
+        for name, layer in layers.items():
+            layer.register_forward_hook(self.showing(name))
+
+    def showing(self, name):
+        def watcher(module, inputs, output):
+            self.shown[name].append(output.detach().clone())
+
+        return watcher
+
+
+def layers_of(number):
+    return {str(at): nn.Linear(WIDTH, WIDTH) for at in range(number)}
+
+
+def passing(layers):
+    x = torch.ones(WIDTH, WIDTH)
+    for layer in layers.values():
+        x = layer(x)
+
+
+def by_one_each():
+    layers = layers_of(2)
+    ByLayer(layers)
+    return lambda number: passing(layers)
+
+
+def validate(layers):
+    OfValidation(layers)
+    passing(layers)
+
+
+def by_ever_more():
+    layers = layers_of(2)
+
+    def step(number):
+        for _ in range(number % 2):
+            validate(layers)
+        passing(layers)
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("program", "fix", "code"),
+    [
+        (by_one_each, "clear_container", "self.outputs[name].append(output.detach().clone())"),
+        (by_ever_more, "remove_hook", "layer.register_forward_hook(self.showing(name))"),
+    ],
+)
+def test_lists_by_layer_are_emptied_unless_there_are_ever_more_hooks(program, fix, code, tmp_path):
+    found, *_ = findings_of(program, tmp_path / "run.json", steps=40)
+    first = found.remedies[0]
+    assert (found.rule, first.fix, first.code) == ("hook", fix, code)

@@ -290,6 +290,31 @@ def test_a_switch_of_the_model_is_named(tmp_path):
     assert "Only `out.logits[:, -1]` of the" in found.remedies[0].why
 
 
+def kernel(a, b):
+    near = torch.cdist(a, b)
+    return (1 + near) * torch.exp(-near)
+
+
+def a_diagonal_of_a_difference():
+    """What a function computes is larger for a moment, and no more of it is read."""
+
+    def step(number):
+        points, known = torch.randn(512, 4), torch.randn(64, 4)
+        weights = kernel(known, points)
+        covariance = kernel(points, points) - weights.T @ weights
+        return covariance.diagonal().clamp(min=0).sqrt().sum().item()
+
+    return step
+
+
+def test_of_a_difference_the_diagonal_is_enough(tmp_path):
+    found = findings_of(a_diagonal_of_a_difference, tmp_path / "run.json")
+    (one,) = [one for one in found if one.rule == "partly-read"]
+    assert one.title.endswith("and only `covariance.diagonal()` is read")
+    assert one.site.code == "covariance = kernel(points, points) - weights.T @ weights"
+    assert one.remedies[0].fix == "narrow_first"
+
+
 def a_diagonal():
     """Each query is scored with its own item, by way of all items."""
 

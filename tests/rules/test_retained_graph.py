@@ -215,3 +215,33 @@ def test_a_state_that_goes_on_to_the_next_round_is_cut_off(tmp_path):
     assert first.code == "state = cell(torch.randn(256, 64), state)"
     assert "no_retain_graph" not in [one.fix for one in found.remedies]  # it would end the program
     assert "drop `retain_graph=True`" in first.why
+
+
+def of_real_ones():
+    """What is real goes through the critic once, and its graph is retained for nothing."""
+    generator, optimizer = job()
+    critic, others = job()
+
+    def step(number):
+        made = generator(torch.randn(512, 64))
+        others.zero_grad()
+        of_real = critic(torch.randn(512, 64)).square().mean()
+        of_real.backward(retain_graph=True)
+        of_made = critic(made).mean()
+        of_made.backward(retain_graph=True)
+        others.step()
+        optimizer.zero_grad()
+        critic(made).mean().backward()
+        optimizer.step()
+        return of_real.item() + of_made.item()
+
+    return step
+
+
+def test_a_pass_whose_graph_no_other_goes_through_is_not_to_retain_it(tmp_path):
+    found = findings_of(of_real_ones, tmp_path / "run.json")
+    found = next(one for one in found if one.rule == "retained-graph")
+    first, *others = found.remedies
+    assert (first.fix, first.code) == ("no_retain_graph", "of_real.backward(retain_graph=True)")
+    # the other pass needs its own: what made the samples is gone through again
+    assert "no_retain_graph" not in [one.fix for one in others]

@@ -137,3 +137,26 @@ def test_a_loss_that_goes_back_through_all_passes_needs_it(tmp_path):
 
 def test_so_does_a_derivative_of_the_derivative_before(tmp_path):
     assert "unused-second-order" not in names(derivative_of_a_derivative, tmp_path / "run.json")
+
+
+def kept_until_the_next():
+    """The last chain of passes is there when the recording ends."""
+    model, last = nn.Sequential(nn.Linear(64, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)), [None]
+    model.requires_grad_(False)
+
+    def step(number):
+        x = torch.randn(512, 64).requires_grad_(True)
+        for _ in range(6):
+            (grad,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+            x = x - 0.1 * grad
+        last[0] = x
+
+    return step
+
+
+def test_passes_that_the_end_of_the_recording_cut_off_count_for_the_saving(tmp_path):
+    found = findings_of(kept_until_the_next, tmp_path / "run.json")
+    one = next(one for one in found if one.rule == "unused-second-order")
+    first = one.remedies[0]
+    assert first.fix == "no_create_graph"
+    assert first.saves_bytes > 0.5 * one.match.saving.overall_before

@@ -70,3 +70,64 @@ def test_several_calls_of_one_thing_in_the_order_in_which_they_run(statement, gi
     line = len(path.read_text().splitlines())
     calls = calls_given_data([source_of(str(path))], (Frame("run", str(path), line),))
     assert [is_given for _, is_given in calls] == given
+
+
+LOOP = """import torch
+from torch.utils.data import DataLoader
+
+def scored(model, ids):
+    return model(input_ids=ids)
+
+def both(model, batch):
+    ids = torch.cat([batch["first"], batch["second"]], dim=0)
+    return scored(model, ids)
+
+def train(reference, batch):
+    return both(reference, batch)
+
+def main(accelerator, reference, model):
+    loader = DataLoader(pairs, batch_size=4)
+    {prepared}
+    for step, batch in {iterated}:
+        train(reference, batch)
+"""
+CALLED = (("scored", 5), ("both", 9), ("train", 12), ("main", 18))
+
+
+@pytest.mark.parametrize(
+    ("prepared", "iterated", "is_data"),
+    [
+        ("pass", "enumerate(loader)", True),
+        ("model, loader = accelerator.prepare(model, loader)", "enumerate(loader)", True),
+        ("pass", "enumerate(tqdm(loader))", True),
+        ("loader = model(loader)", "enumerate(loader)", False),
+        ("pass", "enumerate(zip(loader, model))", False),
+    ],
+)
+def test_what_is_joined_of_parameters_is_followed_to_the_loop(
+    prepared, iterated, is_data, tmp_path
+):
+    path = tmp_path / "program.py"
+    path.write_text(LOOP.format(prepared=prepared, iterated=iterated))
+    stack = tuple(Frame(name, str(path), line) for name, line in CALLED)
+    assert is_given_data([source_of(str(path))], stack) is is_data
+
+
+FED = """class Distiller(Trainer):
+    def compute_loss(self, model, inputs):
+        return self.teacher(input_ids=inputs["input_ids"])
+    def compare(self, states):
+        return self.teacher(states)
+"""
+
+
+def test_a_method_that_a_library_calls_with_a_batch_is_given_data(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(FED)
+    program = source_of(str(path))
+    for caller, is_data in (("transformers/trainer.py", True), ("library/loop.py", False)):
+        by = Frame("training_step", f"/x/site-packages/{caller}", 1)
+        of_batch = (Frame("Distiller.compute_loss", str(path), 3), by)
+        assert is_given_data([program], of_batch) is is_data
+        of_states = (Frame("Distiller.compare", str(path), 5), by)
+        assert not is_given_data([program], of_states)

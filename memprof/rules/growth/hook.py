@@ -6,9 +6,10 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memprof.reference_chain import CYCLES, LinkKind, largest_container
+from memprof.records import Holder
+from memprof.reference_chain import CYCLES, Link, LinkKind, largest_container
 from memprof.rules.case import Case
-from memprof.rules.containers import FilledContainer
+from memprof.rules.containers import FilledContainer, places_in
 from memprof.rules.graph_lines import is_forward
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
@@ -19,6 +20,10 @@ __all__ = ["RULE"]
 
 _MOSTLY = 0.5
 """Of the bytes, that are there without a graph: else it is to be cut off."""
+_OF_EVERY_STEP = 0.75
+"""Of the steps that made what grows, from which a list has an item of nearly each."""
+_DEEPEST = 4
+"""Functions that are gone through, from the one that registers to a loop."""
 _FASTER = 1.5
 """Times of what came in the first half of the steps that comes in the second where hooks become
 more, each of which fills what it has."""
@@ -57,7 +62,8 @@ class Hook(GrowthRule[RegisteredHook]):
             if isinstance(call.func, ast.Attribute) and "hook" in call.func.attr:
                 owner = ast.unparse(call.func.value)
                 closed = owner in _closed_over(place, call)
-                filled = _filled_by_one(case) if not _is_repeated(case, place) else None
+                is_one = not (_is_repeated(case, place) or _is_registered_in_loop(case, place))
+                filled = _filled_by_one(case) if is_one else None
                 return RegisteredHook(place, call, call.func.attr, owner, closed, filled)
         return None
 
@@ -118,6 +124,27 @@ def _is_repeated(case: Case, registration: Place) -> bool:
     return False
 
 
+def _is_registered_in_loop(case: Case, registration: Place) -> bool:
+    """Whether a loop runs the function that registers, or makes the object whose method it is.
+
+    By the calls of its name, and of the names of the functions in which these stand.
+    """
+    function, class_ = registration.function, registration.class_
+    is_maker = function is not None and function.name == "__init__" and class_ is not None
+    name = class_.name if is_maker and class_ is not None else getattr(function, "name", "")
+    names, known = [name], set()
+    while names:
+        name = names.pop()
+        known.add(name)
+        for _, place in case.calls(name) if name else ():
+            if place.loop is not None:
+                return True
+            outer = place.function.name if place.function is not None else ""
+            if outer not in known and len(known) < _DEEPEST:
+                names.append(outer)
+    return False
+
+
 def _filled_by_one(case: Case) -> FilledContainer | None:
     """The container that a hook fills with what grows, where there is one hook.
 
@@ -129,28 +156,46 @@ def _filled_by_one(case: Case) -> FilledContainer | None:
         at = largest_container(holder.links)
         if LinkKind.HOOK not in kinds or at is None or at < kinds.index(LinkKind.HOOK) + 2:
             continue
-        container, name = holder.links[at], last_name(holder.links[at - 1].name)
+        container, owned = holder.links[at], _link_of(holder, at)
         tensors = len(case.finding.evidence.allocs)
-        if not container.grows or 2 * container.length < tensors or _becomes_faster(case):
+        # One that has an item of nearly every step was filled in each until the last look.
+        is_filled = (
+            container.grows or container.length >= _OF_EVERY_STEP * case.finding.growth.times
+        )
+        if not is_filled or 2 * places_in(holder) < tensors or _becomes_faster(case):
             continue
-        place = _filling_place(case, name)
+        place = _filling_place(case, owned)
         filling = growing(place)
         if place is not None and filling is not None:
             return FilledContainer(holder, place, filling)
     return None
 
 
-def _filling_place(case: Case, name: str) -> Place | None:
-    """The statement of a function that fills what has that name."""
+def _link_of(holder: Holder, at: int) -> Link:
+    """What names a container, or what it lies in: ``outputs`` of ``self.outputs[layer]``."""
+    while at and holder.links[at].kind == LinkKind.ITEM:
+        at -= 1
+    return holder.links[at]
+
+
+def _filling_place(case: Case, link: Link) -> Place | None:
+    """The statement of a function that fills what has that name, of its own class if there is."""
+    owner, places = link.type_name.rpartition(".")[2], list(_filling_places(case, link.name))
+    own = (place for place in places if place.class_ is not None and place.class_.name == owner)
+    return next(own, next(iter(places), None))
+
+
+def _filling_places(case: Case, name: str) -> Iterator[Place]:
+    name = last_name(name)
     for program in case.programs:
         for node in ast.walk(program.tree):
             place = program.place(node) if isinstance(node, (ast.Expr, ast.Assign)) else None
             filling = growing(place)
-            if place is None or filling is None or last_name(filling.container) != name:
+            container = filling.container.partition("[")[0] if filling is not None else ""
+            if place is None or last_name(container) != name:
                 continue
             if place.function is not None and place.function.name != "__init__":
-                return place
-    return None
+                yield place
 
 
 def _becomes_faster(case: Case) -> bool:

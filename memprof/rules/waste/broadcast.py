@@ -31,6 +31,8 @@ _ELEMENTWISE = frozenset(
 """Functions of torch that broadcast."""
 _PRODUCTS = ("matmul", "bmm", "baddbmm", "mm", "einsum")
 """Functions of torch that make a table of n × n because that is what they are for."""
+_OF_PAIRS = ("cartesian_prod", "cdist", "cos_sim", "dot_score", "kron", "meshgrid", "outer")
+"""Functions that make a table of all pairs."""
 _TURNED_ATTRIBUTES = frozenset(("H", "T", "mH", "mT"))
 _TURNED_CALLS = ("expand", "permute", "swapaxes", "t", "transpose", "unsqueeze")
 """What gives a tensor another shape so that it broadcasts: who writes that means the table."""
@@ -124,7 +126,12 @@ def _combines(place: Place) -> bool:
 
 
 def _is_meant(place: Place) -> bool:
-    """Whether the statement turns an operand, or the function one by its name: ``a + b.mT``."""
+    """Whether the statement turns an operand, or the function one by its name: ``a + b.mT``.
+
+    Or calls what makes a value for every pair of rows: ``torch.cdist(a / s, b / s)``.
+    """
+    if calls_in(place.statement, *_OF_PAIRS):
+        return True
     names = {n.id for n in ast.walk(place.statement) if isinstance(n, ast.Name)}
     bound = (value for name in sorted(names) for value in values_of(place, name, place.statement))
     return _turns(place.statement) or any(one is not None and _turns(one) for one in bound)

@@ -60,7 +60,7 @@ class PartlyReadResult(WasteRule[PartlyRead]):
             return
         part, row, rows = _part(window, large), large.row, large.there
         if part is None:
-            part, row = _variance(window, large)
+            part, row = _diagonal(window, large)
         spared = _spared(window, large, part) if part is not None else rows
         if part is None:  # what is computed row by row of a layer's result is as large
             row = _made_by_layer(window, large)
@@ -179,13 +179,14 @@ def _part(window: Window, large: LargeTensor) -> PartRead | ComputedPart | None:
     return part if in_library or made_by_its_statement(window, large.row) else None
 
 
-def _variance(window: Window, large: LargeTensor) -> tuple[ComputedPart | None, int]:
-    """The diagonal of a covariance that is as large as what came before it, and its row."""
-    _, firsts = np.unique(window.site[large.there], return_index=True)
-    for row in large.there[firsts].tolist():
+def _diagonal(window: Window, large: LargeTensor) -> tuple[ComputedPart | None, int]:
+    """The diagonal of what is as large as what came before it, as a covariance is, and its row."""
+    of_step = np.flatnonzero(large.alike & (window.made_in == window.made_in[large.row]))
+    _, firsts = np.unique(window.site[of_step], return_index=True)
+    for row in of_step[firsts].tolist():
         place = place_of(window.frame_of(row))
         part = computed_part(place) if place is not None else None
-        if part is not None and part.instead is Instead.VARIANCE:
+        if part is not None and part.instead in (Instead.VARIANCE, Instead.ROWS):
             return part, row
     return None, large.row
 

@@ -34,6 +34,8 @@ class Retained(Match):
     """They stay through passes that follow in the same step."""
     made_before: frozenset[Frame] = frozenset()
     """The user's frames on the way to activations that a later backward pass goes through."""
+    is_done: bool = False
+    """No later backward pass goes through what the passes of `called_at` went through."""
 
 
 class RetainedGraph(WasteRule[Retained]):
@@ -42,6 +44,7 @@ class RetainedGraph(WasteRule[Retained]):
     name = "retained-graph"
     summary = "activations outlive the backward pass that needed them"
     fixes = ("no_retain_graph", "del_ref", "detach")
+    yields_to = ("unused-second-order",)
     names_holders = True
 
     def matches(self, window: Window) -> Iterator[Retained]:
@@ -65,14 +68,17 @@ class RetainedGraph(WasteRule[Retained]):
         saving = window.replayed(window.ended_at(rows, at))
         mask = np.zeros(len(window.lives), dtype=bool)
         mask[rows] = True
+        until = np.unique(at)
+        called_at = _called_at(window, until)
         yield Retained(
             row=window.main_site(mask),
             rows=rows,
             nbytes=window.bytes_of(mask & window.at_peak) or saving.bytes,
             saving=saving,
-            called_at=_called_at(window, np.unique(at)),
+            called_at=called_at,
             is_within_step=is_within,
             made_before=_made_before(window, activation, through, own),
+            is_done=is_within and _is_done(window, activation, until, called_at),
         )
 
     def title(self, match: Retained) -> str:
@@ -98,6 +104,15 @@ class RetainedGraph(WasteRule[Retained]):
             elif not match.made_before:  # no later pass goes through any of it
                 yield from requests
                 requests = []
+            elif match.is_done and _asks(calling):
+                yield Advice(
+                    "no_retain_graph",
+                    f"No later pass goes through what the backward pass of line "
+                    f"{calling.statement.lineno} has gone through, {nbytes} with what the others "
+                    "keep: leave out `retain_graph=True` there.",
+                    calling,
+                )
+                requests = []  # the others' graphs may be gone through again
             for place in within:
                 yield from _advice_within(place, calling, nbytes, match.made_before)
         why = f"{nbytes} of activations outlive the backward pass, held by the loss or the output."
@@ -106,6 +121,34 @@ class RetainedGraph(WasteRule[Retained]):
         yield from (
             [*requests, dropped] if any(one.patch for one in requests) else [dropped, *requests]
         )
+
+
+def _asks(calling: Place) -> bool:
+    """Whether a statement goes backward and retains the graph."""
+    calls = calls_in(calling.statement, "backward")
+    return any(keyword(call, "retain_graph") is not None for call in calls)
+
+
+def _is_done(window: Window, activation: Ints, ends: Ints, line: Frame | None) -> bool:
+    """Whether no later backward pass frees what the passes of a line, by their ends, went through.
+
+    By the modules that each such pass went to: what was made in these before the pass.
+    """
+    lives, phases = window.lives, window.phase_of_event
+    allocs = np.flatnonzero(window.trace.events.action == Action.ALLOC)
+    forward = allocs[phases[allocs] == Phase.FORWARD]
+    freed_by = np.append(phases, Phase.UNKNOWN)[lives.free[activation]]
+    in_backward = (window.phase == Phase.BACKWARD) & (window.module > 0)
+    own = [end for end in ends.tolist() if _called_at(window, np.array([end])) == line]
+    for end in own:
+        at = np.searchsorted(forward, end)
+        begin = int(forward[at - 1]) if at else 0
+        visited = in_backward & (lives.alloc > begin) & (lives.alloc <= end)
+        needed = np.isin(window.module[activation], np.unique(window.module[visited]))
+        needed &= (lives.alloc[activation] <= begin) & (lives.free[activation] > end)
+        if (needed & (freed_by == Phase.BACKWARD)).any():
+            return False
+    return bool(own)
 
 
 def _own_backward(window: Window, rows: Ints) -> Ints:

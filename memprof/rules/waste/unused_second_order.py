@@ -70,13 +70,19 @@ class UnusedSecondOrder(WasteRule[SecondOrder]):
                 continue
             if _is_gone_through(window, at_peak, way):
                 continue
+            # The window may have ended in the middle of such passes.
+            stacks = np.unique(lives.stack[graph])
+            cut_off = ~window.has_owner & (lives.free >= window.events)
+            cut_off &= np.isin(lives.stack, stacks[stacks != EMPTY])
             mask = np.zeros(len(lives), dtype=bool)
             mask[of_pass] = True
             yield SecondOrder(
                 row=window.main_site(mask),
                 rows=at_peak,
                 nbytes=int(lives.size[at_peak].sum()),
-                saving=window.replayed(_ended_with_passes(window, np.flatnonzero(graph), way)),
+                saving=window.replayed(
+                    _ended_with_passes(window, np.flatnonzero(graph | cut_off), way)
+                ),
                 called_at=way[1] if way[1:] and _has_other_ways(window, way) else None,
             )
 
