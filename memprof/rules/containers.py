@@ -40,6 +40,7 @@ __all__ = [
     "gradient_of_data",
     "has_fixed_keys",
     "is_cache",
+    "is_cycle_around_bounded",
     "is_kept_short",
     "is_of_key",
     "places_in",
@@ -139,6 +140,23 @@ def is_of_key(links: Sequence[Link]) -> bool:
     owner = links[at].name.rpartition(".")[0].rpartition(".")[2]
     is_first = links[at + 1].name == "0" and links[at + 1].type_name == "tuple"
     return is_first and bool(owner) and links[at + 2].type_name == owner
+
+
+def is_cycle_around_bounded(holder: Holder, others: Sequence[Holder]) -> bool:
+    """Whether a cycle leads to a bounded container that another chain comes to from a name.
+
+    ``self.locals`` of a callback has the callback: its ``deque(maxlen=4)`` is no garbage for that.
+    """
+    if holder.kind not in CYCLES:
+        return False
+    attributes = {(link.name, link.type_name) for link in holder.links}
+    return any(
+        one.kind not in CYCLES
+        and is_bounded(one.links)
+        and (at := largest_container(one.links))
+        and (one.links[at - 1].name, one.links[at - 1].type_name) in attributes
+        for one in others
+    )
 
 
 def is_kept_short(holder: Holder) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from memprof.records import GuessedSteps, Holder, Site
 from memprof.reference_chain import LinkKind, largest_container
 from memprof.rules.between_windows import StacklessGroup, stackless_group, with_stackless
 from memprof.rules.beyond_windows import beyond_windows
-from memprof.rules.containers import is_kept_short, is_of_key
+from memprof.rules.containers import is_cycle_around_bounded, is_kept_short, is_of_key
 from memprof.rules.counted_later import came_and_went
 from memprof.rules.cyclic_garbage import cyclic_garbage, freed_by_collector
 from memprof.rules.finding import Evidence, Growth, Kind, RuleFinding, Series
@@ -98,6 +99,8 @@ def _candidates(run: Run, examination: DeviceExamination) -> list[_Leak]:
         return _outside_of_modules(lives.tables.stack(stack))
 
     together = clusters(groups, holders, call_of)
+    for cluster in together:
+        cluster.holders.sort(key=partial(is_cycle_around_bounded, others=[*cluster.holders]))
     return [_Leak(device, lives, cluster, run.guessed) for cluster in together]
 
 

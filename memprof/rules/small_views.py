@@ -155,7 +155,7 @@ def advice_on_view(part: PartOfStorage, case: Case) -> Iterator[Advice]:
     yield Advice(
         "clone_view",
         f"A view of {shown_size} keeps its whole storage of {whole}.",
-        place or (case.places[0] if case.places else case.site),
+        place or _making_record(case) or (case.places[0] if case.places else case.site),
         patch=patch,
         remains=part.shown_bytes / part.storage_bytes,
         otherwise=not part.is_main_reason or _goes_on(part, case),
@@ -282,6 +282,18 @@ def _slicing(case: Case) -> Place | None:
             is_text_key = isinstance(key, ast.Constant) and isinstance(key.value, str)
             if ast.unparse(node.value.value) in names and not is_text_key:
                 return place.program.place(node)
+    return None
+
+
+def _making_record(case: Case) -> Place | None:
+    """The one statement that makes the objects of the program's whose attribute a view is."""
+    for holder in case.finding.holders:
+        above = [link for link in holder.links if link.kind != LinkKind.BASE]
+        if above and above[-1].kind == LinkKind.ATTRIBUTE:
+            name = above[-1].type_name.rpartition(".")[2]
+            places = {place.line: place for _, place in case.calls(name)}
+            if len(places) == 1:
+                return next(iter(places.values()))
     return None
 
 

@@ -19,7 +19,8 @@ from memprof.rules.load_rules import rule_named
 from memprof.rules.rule import WasteRule
 from memprof.rules.same_holder import holder_key
 from memprof.run import DeviceRun, Run
-from memprof.trace import EMPTY, SURVIVOR_AGE, WARM_UP
+from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.trace import EMPTY, SURVIVOR_AGE, WARM_UP, Frame
 from memprof.units import format_bytes
 from memprof.views.examination import DeviceExamination, Examination
 from memprof.views.sites import short_path, sites
@@ -33,6 +34,8 @@ Bools = npt.NDArray[np.bool_]
 
 _EXPLAINED = 0.5
 """Of the rise, in bytes or as a rate: from there on the findings are the answer."""
+_INNERMOST = 4
+"""Frames of a stack that tell what a library does there."""
 _MUCH = 0.25
 """Of what is to be explained: a line that made less is not named."""
 
@@ -229,12 +232,22 @@ def _made_larger(
 
 
 def _made_by(findings: Sequence[RuleFinding], window: Window) -> Bools:
-    """Which lifetimes of a window have the stack of one of some findings."""
-    stacks = {one.stack for one in findings}
-    tables = window.trace.tables
-    of_stack = np.array([window.trace.stack(row) in stacks for row in range(len(tables.stacks))])
+    """Which lifetimes of a window have the stack of one of some findings.
+
+    Or one that begins like it in a library, which comes to its evaluation by several ways.
+    """
+    ways = {_way_of(one.stack) for one in findings}
+    numbers = range(len(window.trace.tables.stacks))
+    of_stack = np.array([_way_of(window.trace.stack(number)) in ways for number in numbers])
     mask: Bools = of_stack[window.lives.stack]
     return mask
+
+
+def _way_of(stack: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """The stack; of what a library does by itself its innermost frames."""
+    innermost = stack[:_INNERMOST]
+    kinds = {frame_kind(frame.filename) for frame in innermost}
+    return innermost if kinds == {FrameKind.LIBRARY} else stack
 
 
 def _is_collected(finding: RuleFinding) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from memprof.records import Finding, Holder
 from memprof.reference_chain import way
-from memprof.rules.containers import is_kept_short
+from memprof.rules.containers import is_cycle_around_bounded, is_kept_short
 from memprof.rules.finding import Evidence, Kind, RuleFinding
 from memprof.rules.left_out import left_out_if_it_fails
 from memprof.rules.load_rules import waste_rules
@@ -156,7 +157,10 @@ def _holders(one: _Candidate, run: Run) -> tuple[Holder, ...]:
     searches.sort(key=lambda search: (search.stack != own, -search.bytes))
     holders: dict[Hashable, Holder] = {}
     for search in searches:
-        for holder in search.holders[:1]:
+        in_order = sorted(
+            search.holders, key=partial(is_cycle_around_bounded, others=search.holders)
+        )
+        for holder in in_order[:1]:
             holders.setdefault(way(holder.links), holder)  # however long its list was at a look
     return tuple(holders.values())[:_MOST_HOLDERS]
 

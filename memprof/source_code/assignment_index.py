@@ -33,7 +33,7 @@ __all__ = [
     "read_index",
 ]
 
-_OFF_DEVICE = TO_NUMBER | {"cpu", "numpy"}
+_OFF_DEVICE = TO_NUMBER | {"numpy"}
 """Methods whose result is no tensor of the device."""
 _PLAIN = NUMBER_FUNCTIONS | TEXT_FUNCTIONS
 _FIRST = ("func", "value", "left", "elts", "body")
@@ -65,6 +65,8 @@ class Fill:
     """True if the variable is a parameter of that function."""
     by_method: bool = field(default=False, compare=False)
     """True if a container's method puts it there: ``kept.append(x)``."""
+    on_host: bool = field(default=False, compare=False)
+    """True if it is moved to the host first: ``kept.append(x.cpu())``."""
 
 
 @dataclass(frozen=True)
@@ -289,6 +291,7 @@ class _Reader:
             scope=place.scope,
             passed=value_name in place.parameters,
             by_method=by_method,
+            on_host=_is_moved_to_host(value),
         )
         self.index.filled.setdefault(name, []).append(fill)
         if key and rank % NO_TENSOR == FILLED:
@@ -472,6 +475,11 @@ def _is_number(value: ast.expr) -> bool:
     if isinstance(value, ast.IfExp):
         return _is_number(value.body) and _is_number(value.orelse)
     return isinstance(value, (ast.JoinedStr, ast.Constant))
+
+
+def _is_moved_to_host(value: ast.expr | None) -> bool:
+    """``x.cpu()``: on a CPU that is the tensor itself."""
+    return isinstance(value, ast.Call) and _name(value.func) == ".cpu"
 
 
 def _is_fresh(value: ast.expr | None) -> bool:

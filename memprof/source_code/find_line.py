@@ -36,6 +36,8 @@ __all__ = [
     "stored_under",
 ]
 
+_HALF = 0.5
+"""Of a rank: what is moved to the host comes after what is not, and before what is begun empty."""
 _MOST = 256
 """Files that are remembered: several times those that one search looks through."""
 
@@ -106,7 +108,7 @@ def filled_at(
             sum(text not in one.keys for text in texts),
             one.rank % NO_TENSOR == EMPTIED,
             bool(class_name) and one.class_ != class_name,
-            one.rank % NO_TENSOR if as_key else one.rank,
+            (one.rank % NO_TENSOR if as_key else one.rank) + _HALF * one.on_host,
             one.function == "__init__",
             not _carries_on(index, one),
             one.line,

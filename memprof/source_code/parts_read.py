@@ -424,9 +424,12 @@ def _keeps_rows(node: ast.AST) -> bool:
 def _is_one_part(index: ast.expr) -> bool:
     """Whether a subscript takes one place that it writes out, of a whole: ``[:, -1]``.
 
-    Or some of that place's values: ``[:, -1, letters]``.
+    Or some of that place's values: ``[:, -1, letters]``; or one place of each row:
+    ``[torch.arange(n), lengths - 1]``.
     """
     entries = index.elts if isinstance(index, ast.Tuple) else [index]
+    if len(entries) > 1 and called_name(entries[0]) == "arange":
+        return isinstance(entries[1], (ast.Name, ast.Attribute, ast.BinOp, ast.UnaryOp))
     places = [one for one in entries if not _is_whole(one)]
     if len(entries) < 2 or not places or not _is_number(places[0]):
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 import memprof
+from memprof.loading import load
 from memprof.reference_chain import Link, LinkKind
 from memprof.rules.finding import Kind
 from memprof.rules.ranked_findings import findings
@@ -257,3 +259,33 @@ def test_a_loop_through_layers_within_a_step_carries_nothing_to_the_next(tmp_pat
     first = findings(memprof.load(tmp_path / "run.json"))[0].remedies[0]
     assert (first.rule, first.fix) == ("assigned-history", "detach")
     assert first.code == "self.mean = 0.9 * self.mean + 0.1 * x.pow(2).mean(0)"
+
+
+def acting():
+    """What is observed has no graph; a memory that is not yet full keeps what was done with it."""
+    actor, memory = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)), deque(maxlen=99)
+
+    class World:
+        def move(self, action):
+            return torch.randn(16, 64) + action.detach()
+
+    world = World()
+
+    def run(steps):
+        seen = torch.zeros(16, 64)
+        for _ in range(steps):
+            action = actor(seen)
+            following = world.move(action)
+            memory.append((seen, action, following))
+            seen = following
+            memprof.step()
+
+    return run
+
+
+def test_a_memory_that_fills_up_keeps_its_own_graphs(tmp_path):
+    with memprof.track(tmp_path / "run.json", sources=["cpu"], allowance_s=600):
+        acting()(40)
+    (found, *_) = findings(load(tmp_path / "run.json"))
+    assert found.rule != "carried-state"
+    assert found.remedies[0].code == "memory.append((seen, action, following))"

@@ -64,6 +64,8 @@ class Journal:
         return len(self.epochs)
 
     def average(self, count):
+        if not self.epochs:
+            return []
         return sorted(self.epochs, key=lambda epoch: epoch["loss"])[:count]
 
 

@@ -137,6 +137,27 @@ def test_the_part_may_be_written_first(tmp_path):
     assert found.match.part.text == "logits[-1, :]"
 
 
+def one_of_each_row():
+    """Rows of several lengths: of each the last position."""
+    decoder = Decoder()
+
+    @torch.no_grad()
+    def step(number):
+        ids = torch.randint(WORDS, (ROWS, POSITIONS))
+        lengths = torch.randint(1, POSITIONS, (ROWS,))
+        scores = torch.log_softmax(decoder(ids), dim=-1)
+        last = scores[torch.arange(ROWS), lengths - 1]
+        return (last[:, 3] - last[:, 5]).tolist()
+
+    return step
+
+
+def test_one_position_of_each_row_is_a_part(tmp_path):
+    (found, *_) = findings_of(one_of_each_row, tmp_path / "run.json")
+    assert (found.rule, found.minor) == ("partly-read", False)
+    assert found.match.part.text == "scores[torch.arange(ROWS), lengths - 1]"
+
+
 def test_what_is_computed_of_each_position_by_itself_is_followed_to_the_part(tmp_path):
     for program in (scores_of_letters, scores_of_letters_later):
         (found, *_) = findings_of(program, tmp_path / f"{program.__name__}.json")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import heapq
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 import pytest
@@ -336,3 +336,41 @@ def test_a_view_without_a_graph_is_cloned_whatever_else_the_search_did_not_come_
     record(answers_without_graphs, tmp_path / "run.json")
     (found,) = findings(cut_off(load(tmp_path / "run.json")))
     assert (found.rule, found.remedies[0].fix) == ("small-view", "clone_view")
+
+
+@dataclass
+class Track:
+    number: int
+    thumbnail: torch.Tensor
+
+
+class Book:
+    """Tracks are made in one method, and put away in another."""
+
+    def __init__(self):
+        self.live, self.archive = [], []
+
+    def see(self, number):
+        frame = torch.zeros(64, WIDTH)
+        track = Track(number, frame[:1])
+        self.live.append(track)
+
+    def put_away(self):
+        while self.live:
+            self.archive.append(self.live.pop())
+
+
+def of_records():
+    book = Book()
+
+    def step(number):
+        book.see(number)
+        book.put_away()
+
+    return step
+
+
+def test_a_view_in_a_record_is_cloned_where_the_record_is_made(tmp_path):
+    found, *_ = findings_of(of_records, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (first.fix, first.code) == ("clone_view", "track = Track(number, frame[:1])")

@@ -141,8 +141,11 @@ def test_bytes_without_a_stack_are_said_to_have_none(tmp_path):
     assert "stack: NumPy, another library or a thread without Python made them" in by_numpy.way_on
 
 
-def replay(tmp_path, limit, category=Category.UNKNOWN, after=""):
-    """One more tensor with every step, in a deque of so many items at most."""
+def replay(tmp_path, limit, category=Category.UNKNOWN, after="", in_cycle=False):
+    """One more tensor with every step, in a deque of so many items at most.
+
+    ``in_cycle``: a dict of what has the deque, as of a callback's own variables, leads to it, too.
+    """
     source = tmp_path / "train.py"
     source.write_text(f"def put(replay, x):\n    replay.frames.append(x)\n{after}")
     trace = TraceBuilder(device="cpu")
@@ -158,7 +161,15 @@ def replay(tmp_path, limit, category=Category.UNKNOWN, after=""):
         Link(LinkKind.ITEM, "3", "deque", length=STEPS, limit=limit),
     ]
     holder = Holder(LinkKind.ITEM, str(source), 2, "replay.frames.append(x)", links)
-    finding = Finding("holders", device="cpu", step=STEPS, stack=1, holders=[holder])
+    around = [
+        Link(LinkKind.CYCLE, "", "", length=3),
+        Link(LinkKind.ATTRIBUTE, "locals", "Replay"),
+        Link(LinkKind.ITEM, "'replay'", "dict", length=2 * STEPS),
+        *links[1:],
+    ]
+    cycle = Holder(LinkKind.CYCLE, str(source), 2, "replay.frames.append(x)", around)
+    holders = [cycle, holder] if in_cycle else [holder]
+    finding = Finding("holders", device="cpu", step=STEPS, stack=1, holders=holders)
     return load(write_run(tmp_path / "run.json", trace.build(), steps=steps, more=[finding]))
 
 
@@ -166,6 +177,13 @@ def test_what_fills_a_container_with_a_bound_is_explained(tmp_path):
     run = replay(tmp_path, limit=100)
     assert [one.kind for one in findings(run) if not one.minor] == []
     assert unexplained_growth(examine(run), ()) is None
+
+
+def test_a_cycle_that_leads_to_it_as_well_makes_it_no_garbage(tmp_path):
+    run = replay(tmp_path, limit=100, in_cycle=True)
+    assert [one.kind for one in findings(run) if not one.minor] == []
+    (leak,) = findings(replay(tmp_path, limit=-1, in_cycle=True))
+    assert leak.kind is Kind.CYCLE
 
 
 def test_what_fills_a_container_that_the_program_keeps_short_is_explained(tmp_path):

@@ -234,3 +234,24 @@ def test_another_functions_variable_of_that_name_is_another_one(tmp_path: Path) 
     assert filled_at(filename, "features", function="main") == line_of(
         filename, "= extract(loader)"
     )
+
+
+def test_what_is_moved_to_the_host_fills_a_container_that_was_begun_empty(tmp_path: Path) -> None:
+    filename = source(
+        tmp_path,
+        "class Monitor:\n"
+        "    def __init__(self):\n"
+        "        self.outputs = defaultdict(list)\n"
+        "    def hook(self, name, output):\n"
+        "        self.outputs[name].append(output.detach().cpu())\n",
+    )
+    assert filled_at(filename, ".outputs") == line_of(filename, ".cpu()")
+    with_both = source(
+        tmp_path,
+        "class Monitor:\n"
+        "    def first(self, output):\n"
+        "        self.outputs.append(output.cpu())\n"
+        "    def second(self, output):\n"
+        "        self.outputs.append(output)\n",
+    )
+    assert filled_at(with_both, ".outputs") == line_of(with_both, "append(output)")

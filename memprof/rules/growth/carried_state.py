@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from memprof.reference_chain import CYCLES, LinkKind, is_bounded
+from memprof.reference_chain import CYCLES, LinkKind, is_bounded, largest_container
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
 from memprof.rules.graph_lines import OF_ERRORS, of_many_steps, on_the_way, running_sum
@@ -119,8 +119,13 @@ def _joins_what_is_cut_off(place: Place, name: str) -> bool:
 
 
 def _falls_out(case: Case) -> bool:
-    """Whether the container holds so much and no more: what it let go of, other graphs keep."""
-    return any(is_bounded(holder.links) for holder in case.finding.holders[:1])
+    """Whether the container is full, and grows no more: what it let go of, other graphs keep."""
+    for holder in case.finding.holders[:1]:
+        at = largest_container(holder.links)
+        if at is not None and is_bounded(holder.links):
+            limit = max(link.limit for link in holder.links[max(0, at - 1) : at + 1])
+            return holder.links[at].length >= limit
+    return False
 
 
 def _by_other_names(near: Sequence[Place]) -> StateUpdate | None:

@@ -147,6 +147,7 @@ def _best_few(place: Place, name: str, programs: Sequence[Program]) -> str:
     }
     called = [node for node in nodes if isinstance(node, ast.Call)]
     counted = {id(one) for call in called if called_name(call) == "len" for one in call.args}
+    counted |= {id(one) for node in nodes for one in _asked_if_empty(node)}
     filled = {
         id(call.func.value)
         for call in called
@@ -156,6 +157,15 @@ def _best_few(place: Place, name: str, programs: Sequence[Program]) -> str:
     if not best or reads - filled - counted - {id(read) for _, read in best}:
         return ""
     return ast.unparse(best[0][0])
+
+
+def _asked_if_empty(node: ast.AST) -> list[ast.expr]:
+    """What ``if not items:`` or ``while items and …`` only asks for anything in it."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return [node.operand]
+    if isinstance(node, (ast.If, ast.While, ast.IfExp)):
+        return [node.test]
+    return []
 
 
 def _read_in_part(node: ast.AST) -> list[ast.expr]:
