@@ -70,10 +70,11 @@ def edge_labels_of(programs: Sequence[Program]) -> Iterator[EdgeLabels]:
     ]
     if not products:
         return
+    made = _losses_made(programs)
     losses = [
         (node, scopes)
         for node, scopes in source.nodes
-        if isinstance(node, ast.Call) and _is_loss(node, programs)
+        if isinstance(node, ast.Call) and _is_loss(node, made)
     ]
     if not losses:
         return
@@ -132,18 +133,22 @@ def _is_transpose_of(node: ast.expr, other: ast.expr) -> bool:
     return inner is not None and ast.dump(inner) == ast.dump(other)
 
 
-def _is_loss(call: ast.Call, programs: Sequence[Program]) -> bool:
-    """A call of the function, or of an object that the program makes of the module."""
-    if called_name(call) in _LOSSES:
-        return True
-    name = called_name(call)
-    return any(
-        isinstance(node, ast.Assign)
-        and called_name(node.value) in _LOSS_MODULES
-        and any(getattr(t, "attr", getattr(t, "id", "")) == name for t in node.targets)
+def _losses_made(programs: Sequence[Program]) -> frozenset[str]:
+    """The last names that a program gives to the modules: ``self.criterion = nn.BCELoss()``."""
+    return frozenset(
+        getattr(target, "attr", getattr(target, "id", ""))
         for program in programs
         for node in ast.walk(program.tree)
-    ) or (isinstance(call.func, ast.Call) and called_name(call.func) in _LOSS_MODULES)
+        if isinstance(node, ast.Assign) and called_name(node.value) in _LOSS_MODULES
+        for target in node.targets
+    )
+
+
+def _is_loss(call: ast.Call, made: frozenset[str]) -> bool:
+    """A call of the function, or of an object that the program makes of the module."""
+    if called_name(call) in _LOSSES | made:
+        return True
+    return isinstance(call.func, ast.Call) and called_name(call.func) in _LOSS_MODULES
 
 
 def _receiver(call: ast.Call) -> ast.expr | None:

@@ -142,6 +142,8 @@ class _DataFlow:
         )
 
     def _is_variable_data(self, place: Place, name: str, of_parameters: bool) -> bool:
+        if _is_written_into(place, name):
+            return False
         bound = list(values_of(place, name))
         if not bound:
             return self._is_constant(place, name)
@@ -198,6 +200,19 @@ class _DataFlow:
             and self.is_data(at, node.value)
             for node in bindings
         )
+
+
+def _is_written_into(place: Place, name: str) -> bool:
+    """``batch["embeddings"] = self.prompt(ids)``, ``batch.update(…)``: it may have more by then."""
+    for node in ast.walk(place.scope):
+        into: ast.expr | None = None
+        if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+            into = node.value
+        elif called_name(node) in ("setdefault", "update") and isinstance(node, ast.Call):
+            into = node.func.value if isinstance(node.func, ast.Attribute) else None
+        if isinstance(into, ast.Name) and into.id == name:
+            return True
+    return False
 
 
 def _call_of(caller: Place | None, callee: Place) -> ast.Call | None:

@@ -47,6 +47,7 @@ _PRODUCTS = frozenset(("cdist", "matmul", "mm"))
 _COVARIANCE = "covariance_matrix"
 """Attribute of `torch.distributions.MultivariateNormal`, and of classes derived from it."""
 _REPEATING = (*LOOPS, *COMPREHENSIONS)
+_PAIR = 2
 _SORTS = frozenset(("argsort", "sort"))
 
 
@@ -391,7 +392,8 @@ def _parts_in(place: Place, name: str, field: str, followed: set[str]) -> Iterat
             continue
         node, parent = _computed_by_rows(node, waiting)
         if isinstance(parent, ast.Subscript) and parent.value is node:
-            yield parent if _is_one_part(parent.slice) else None
+            is_part = _is_one_part(parent.slice) or _is_of_each_row(place, parent)
+            yield parent if is_part else None
             continue
         bound = bound_names(parent) if isinstance(parent, ast.Assign) else []
         is_named = len(bound) == 1 and isinstance(bound[0], ast.Name) and node is not load
@@ -424,16 +426,36 @@ def _keeps_rows(node: ast.AST) -> bool:
 def _is_one_part(index: ast.expr) -> bool:
     """Whether a subscript takes one place that it writes out, of a whole: ``[:, -1]``.
 
-    Or some of that place's values: ``[:, -1, letters]``; or one place of each row:
-    ``[torch.arange(n), lengths - 1]``.
+    Or some of that place's values: ``[:, -1, letters]``.
     """
     entries = index.elts if isinstance(index, ast.Tuple) else [index]
-    if len(entries) > 1 and called_name(entries[0]) == "arange":
-        return isinstance(entries[1], (ast.Name, ast.Attribute, ast.BinOp, ast.UnaryOp))
     places = [one for one in entries if not _is_whole(one)]
     if len(entries) < 2 or not places or not _is_number(places[0]):
         return False
     return len(places) == 1 or _is_whole(entries[0])
+
+
+def _is_of_each_row(place: Place, part: ast.Subscript) -> bool:
+    """Whether one position of each row is taken: ``x[torch.arange(n), lengths - 1]``.
+
+    Only where what is taken is a matrix, by what is done with it. Else the numbers may be those of
+    classes, ``log_probs[torch.arange(n), labels]``, and all that goes into the layer is needed.
+    """
+    entries = part.slice.elts if isinstance(part.slice, ast.Tuple) else []
+    if len(entries) != _PAIR or called_name(entries[0]) != "arange":
+        return False
+    where = place.program.place(part)
+    statement = where.statement if where is not None else None
+    if not isinstance(statement, ast.Assign) or statement.value is not part:
+        return False
+    names = [one.id for one in bound_names(statement) if isinstance(one, ast.Name)]
+    reads = [around[-1] for name in names for _, around in reads_of(place.scope, name)]
+    return any(
+        isinstance(parent, ast.Subscript)
+        and isinstance(parent.slice, ast.Tuple)
+        and len(parent.slice.elts) == _PAIR
+        for parent in reads
+    )
 
 
 def _is_whole(entry: ast.expr) -> bool:

@@ -59,7 +59,7 @@ _LOSSES = frozenset(
 )
 """Functions of torch that return one number, the mean of what each row gives."""
 _OF_SHAPE = frozenset(("device", "dtype", "ndim", "numel", "shape", "size"))
-_RESHAPING = frozenset(("contiguous", "flatten", "reshape", "squeeze", "unflatten", "view"))
+_RESHAPING = ("reshape", "view")
 
 
 class Reduced(Enum):
@@ -141,6 +141,10 @@ def _parameter_given(
     call = around[-2] if keyword is not None and len(around) > 1 else call
     if not isinstance(call, ast.Call) or value is call.func:
         return None
+    is_of_self = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "self"
+    is_spread = any(isinstance(one, ast.Starred) for one in call.args)
+    if is_spread or not (is_of_self or isinstance(call.func, ast.Name)):
+        return None  # a method of another object may be a library's
     files = {id(one.tree): one for one in programs}.values()
     functions = [one for each in files for one in each.functions(called_name(call))]
     if len(functions) != 1:
@@ -160,27 +164,42 @@ def _reductions_of(place: Place, name: str) -> Iterator[ast.Call | None]:
     """
     own = {id(node) for node in ast.walk(place.statement)}
     end = place.statement.end_lineno or place.line
-    for load, around in reads_of(place.scope, name):
+    reads = list(reads_of(place.scope, name))
+    is_reshaped = any(_is_reshaped(load, around) for load, around in reads)
+    for load, around in reads:
         if place.loop is None and (id(load) in own or load.lineno <= end):
             continue
-        yield from _reduction_at(load, around)
+        yield from _reduction_at(load, around, is_reshaped=is_reshaped)
 
 
 def _reductions_in(
     function: ast.FunctionDef | ast.AsyncFunctionDef, name: str
 ) -> Iterator[ast.Call | None]:
     """The same of a parameter of a function."""
-    for load, around in reads_of(function, name):
-        yield from _reduction_at(load, around)
+    reads = list(reads_of(function, name))
+    is_reshaped = any(_is_reshaped(load, around) for load, around in reads)
+    for load, around in reads:
+        yield from _reduction_at(load, around, is_reshaped=is_reshaped)
 
 
-def _reduction_at(load: ast.Name, around: list[ast.AST]) -> Iterator[ast.Call | None]:
+def _keeps_rows(call: ast.Call) -> bool:
+    """Whether it is a loss, or goes along the last dimension, which a reshape has left alone."""
+    at = int(_is_of_module(call)) + int(called_name(call) in ("norm", "topk"))
+    given = [one.value for one in call.keywords if one.arg == "dim"] or call.args[at : at + 1]
+    return called_name(call) in _LOSSES or [ast.unparse(one) for one in given] == ["-1"]
+
+
+def _reduction_at(
+    load: ast.Name, around: list[ast.AST], *, is_reshaped: bool = False
+) -> Iterator[ast.Call | None]:
     if any(isinstance(node, (*FUNCTIONS, ast.Lambda)) for node in around[1:]):
         yield None
     elif _is_of_shape(around) or _is_reshaped(load, around):
         return
     else:
-        yield reducing(load, around)
+        call = reducing(load, around)
+        # A reshape numbers the dimensions anew: only what goes over all rows means the same.
+        yield call if call is None or not is_reshaped or _keeps_rows(call) else None
 
 
 def _is_of_shape(around: list[ast.AST]) -> bool:
@@ -197,10 +216,20 @@ def _is_reshaped(load: ast.Name, around: list[ast.AST]) -> bool:
         isinstance(target, ast.Name)
         and target.id == load.id
         and isinstance(value, ast.Call)
-        and called_name(value) in _RESHAPING
         and isinstance(value.func, ast.Attribute)
         and value.func.value is load
+        and _leaves_last(value, load.id)
     )
+
+
+def _leaves_last(call: ast.Call, name: str) -> bool:
+    """``x.view(-1, x.size(-1))``, ``x.contiguous()``: what is in a row stays in one."""
+    if called_name(call) == "contiguous":
+        return True
+    if called_name(call) not in _RESHAPING or [*map(ast.unparse, call.args[:1])] != ["-1"]:
+        return False
+    last = (f"{name}.size(-1)", f"{name}.shape[-1]")
+    return len(call.args) == len(last) and ast.unparse(call.args[1]) in last
 
 
 def _is_bound(node: ast.AST, around: list[ast.AST]) -> bool:

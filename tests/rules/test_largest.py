@@ -57,13 +57,13 @@ def test_a_part_of_it_would_do(tmp_path):
 
 def of_a_library():
     """A library's function makes the scores of all pairs, of which the best are looked for."""
-    code = "def similarities(a, b):\n    return a @ b.T\n"
+    code = "def cos_sim(a, b):\n    return a @ b.T\n"
     namespace: dict[str, object] = {}
     exec(compile(code, "/x/site-packages/library/scores.py", "exec"), namespace)
-    similarities = namespace["similarities"]
+    cos_sim = namespace["cos_sim"]
 
     def step(number):
-        scores = similarities(torch.randn(512, 32), torch.randn(1024, 32))
+        scores = cos_sim(torch.randn(512, 32), torch.randn(1024, 32))
         scores.fill_diagonal_(-1.0)
         values, _ = scores.topk(5, dim=1)
         return values
@@ -73,10 +73,10 @@ def of_a_library():
 
 def read_otherwise():
     step_of_all = of_a_library()
-    similarities = step_of_all.__closure__[0].cell_contents
+    cos_sim = step_of_all.__closure__[0].cell_contents
 
     def step(number):
-        scores = similarities(torch.randn(512, 32), torch.randn(1024, 32))
+        scores = cos_sim(torch.randn(512, 32), torch.randn(1024, 32))
         return scores.topk(5, dim=1).values, scores.mean()
 
     return step
@@ -88,7 +88,7 @@ def test_rows_that_are_searched_for_their_best_can_be_made_in_parts_by_a_library
     ]
     (first,) = found.remedies
     assert (first.fix, first.saves_bytes >= 512 * 1024 * 4) == ("chunk", True)
-    assert first.code == "scores = similarities(torch.randn(512, 32), torch.randn(1024, 32))"
+    assert first.code == "scores = cos_sim(torch.randn(512, 32), torch.randn(1024, 32))"
     assert "`scores.topk(5, dim=1)`" in first.why
     found = findings_of(read_otherwise, tmp_path / "other.json")
     assert [one.remedies for one in found if one.rule == "largest"] == [()]

@@ -147,6 +147,11 @@ class Learner:
         scaled.backward()
         self.net.zero_grad()
 
+    def learn(self, results):
+        loss = torch.stack(results).mean(0) @ torch.ones(64, 1) / 4
+        loss.sum().backward()
+        self.net.zero_grad()
+
     def compare(self, results):
         loss = torch.cat(results).var()
         loss.backward()
@@ -180,6 +185,19 @@ def compared_by_a_method():
     return step
 
 
+def averaged_by_a_method():
+    """A loss of what the results are together, after a division."""
+    learner = Learner()
+
+    def step(number):
+        results = []
+        for _ in range(4):
+            results.append(learner.net(torch.randn(256, 64)))
+        learner.learn(results)
+
+    return step
+
+
 def test_a_function_that_is_given_the_sum_may_have_the_backward_pass(tmp_path):
     found = findings_of(by_a_method, tmp_path / "run.json")
     found = next(one for one in found if one.rule == "late-backward")
@@ -187,5 +205,6 @@ def test_a_function_that_is_given_the_sum_may_have_the_backward_pass(tmp_path):
     assert found.remedies[0].code == (
         "total = total + learner.net(torch.randn(256, 64)).square().mean()"
     )
-    found = findings_of(compared_by_a_method, tmp_path / "other.json")
-    assert "late-backward" not in [one.rule for one in found]
+    for program in (compared_by_a_method, averaged_by_a_method):
+        found = findings_of(program, tmp_path / f"{program.__name__}.json")
+        assert "late-backward" not in [one.rule for one in found]

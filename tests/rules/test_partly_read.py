@@ -152,6 +152,24 @@ def one_of_each_row():
     return step
 
 
+def of_labels():
+    """One class of each row: all that goes into the layer is needed."""
+    decoder = Decoder()
+
+    @torch.no_grad()
+    def step(number):
+        ids, labels = torch.randint(WORDS, (512,)), torch.randint(WORDS, (512,))
+        scores = torch.log_softmax(decoder(ids), dim=-1)
+        chosen = scores[torch.arange(512), labels]
+        return -chosen.mean().item()
+
+    return step
+
+
+def test_the_class_of_a_row_is_no_position(tmp_path):
+    assert "partly-read" not in names(of_labels, tmp_path / "run.json")
+
+
 def test_one_position_of_each_row_is_a_part(tmp_path):
     (found, *_) = findings_of(one_of_each_row, tmp_path / "run.json")
     assert (found.rule, found.minor) == ("partly-read", False)

@@ -143,6 +143,34 @@ def handed_to_a_function():
     return step
 
 
+def of_clips():
+    """Parts are put together anew before they are reduced: the mean goes over several of them."""
+
+    @torch.no_grad()
+    def step(number):
+        joined = torch.cat([predict(i) for i in range(PASSES)])
+        joined = joined.view(ROWS, PASSES, -1)
+        return joined.mean(1).argmax(1).sum().item()
+
+    return step
+
+
+def best_of(results):
+    return results.argmax(1).sum().item()
+
+
+def handed_to_another_object():
+    """Its method has the name of a function of the program, and is another one."""
+    sink = SimpleNamespace(best_of=lambda results: results.sum().item())
+
+    @torch.no_grad()
+    def step(number):
+        kept = [predict(i) for i in range(PASSES)]
+        return sink.best_of(torch.cat(kept))
+
+    return step
+
+
 def a_loss_and_the_best():
     """One number of all of them, and the class that each row is largest for."""
 
@@ -242,7 +270,10 @@ def test_a_loss_is_added_up(tmp_path):
     assert fixes == ["running_total"]
 
 
-@pytest.mark.parametrize("program", [in_two_ways, handed_back, the_last_few])
+@pytest.mark.parametrize(
+    "program",
+    [in_two_ways, handed_back, the_last_few, of_clips, handed_to_another_object],
+)
 def test_nothing_is_said_of_what_is_read_otherwise(program, tmp_path):
     assert "reduced-later" not in names(program, tmp_path / "run.json")
 

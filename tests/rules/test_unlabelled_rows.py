@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -57,6 +58,34 @@ def weighted():
     return step
 
 
+def row_by_row():
+    """The loss of each row by itself, which says nothing of how many count."""
+    model, labels = Recommender(), torch.zeros(ROWS, dtype=torch.long)
+
+    def step(number):
+        scores = model(torch.arange(ROWS))
+        F.cross_entropy(scores, labels, reduction="none").mean().backward()
+        model.zero_grad()
+
+    return step
+
+
+def distilled():
+    """A teacher's scores of all rows are learned from as well."""
+    model, labels = Recommender(), torch.full((ROWS,), IGNORED)
+    labels[: ROWS // 4] = 1
+    teacher = torch.rand(ROWS, ITEMS).softmax(-1)
+
+    def step(number):
+        scores = model(torch.arange(ROWS))
+        loss = F.cross_entropy(scores, labels, ignore_index=IGNORED)
+        learned = scores.log_softmax(-1)
+        (loss - (learned * teacher).sum()).backward()
+        model.zero_grad()
+
+    return step
+
+
 def test_rows_without_a_label_are_to_be_left_out_before_the_scores(tmp_path):
     (found,) = [one for one in findings_of(fires, tmp_path / "run.json") if not one.minor]
     (first,) = found.remedies
@@ -74,5 +103,23 @@ def test_the_recording_says_how_many_rows_count(tmp_path):
     assert rows.labelled == [16 * ROWS // 4]
 
 
-def test_of_weighted_classes_nothing_is_known(tmp_path):
-    assert "unlabelled-rows" not in names(weighted, tmp_path / "run.json")
+@pytest.mark.parametrize("program", [weighted, row_by_row])
+def test_of_losses_that_do_not_count_rows_nothing_is_known(program, tmp_path):
+    assert "unlabelled-rows" not in names(program, tmp_path / "run.json")
+
+
+def test_rows_that_another_line_reads_may_be_needed(tmp_path):
+    found = findings_of(distilled, tmp_path / "run.json")
+    assert all(one.minor for one in found if one.rule == "unlabelled-rows")
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_counts_in_a_short_type_are_no_more_than_there_are_rows(kind, tmp_path):
+    def program():
+        scores, labels = torch.rand(70_000, 16, dtype=kind), torch.ones(70_000, dtype=torch.long)
+        return lambda number: F.nll_loss(scores, labels, ignore_index=IGNORED).item()
+
+    record(program, tmp_path / "run.json", 4)
+    run = load(tmp_path / "run.json")
+    assert not any("damaged" in note.message for note in run.notes)
+    assert all(0 <= one.labelled[0] <= one.rows[0] for one in run.labelled)

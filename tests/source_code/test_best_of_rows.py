@@ -42,7 +42,21 @@ def best(tmp_path, *after):
         (["return torch.where(scores > k, scores, mask)"], ""),
         (["near = scores / 2", "return scores.topk(k), near"], ""),
         (["return scores[0].topk(k)"], ""),
+        (["return scores.topk(k, dim=0)"], ""),  # of columns: rows cannot be taken apart
+        (["return scores.argmax()"], ""),
+        (["scores = mask @ scores", "return scores.argmax(1)"], ""),
+        (["scores = scores / scores.max()", "return scores.argmax(1)"], ""),
+        (["return scores.argsort(1)"], ""),  # as large as the table
+        (["return scores.topk(k), scores.argmax(1)"], ""),
     ],
 )
 def test_rows_are_searched_and_nothing_else_is_read(tmp_path, after, text):
     assert best(tmp_path, *after) == text
+
+
+def test_a_table_that_needs_all_rows_is_none(tmp_path):
+    source = tmp_path / "search.py"
+    source.write_text(
+        "def search(a, b):\n    near = torch.cdist(a, b).mean(0)\n    return near.topk(3)\n"
+    )
+    assert best_of_rows(program_of(str(source)).at(FIRST)) == ""

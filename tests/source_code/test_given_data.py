@@ -118,6 +118,9 @@ FED = """class Distiller(Trainer):
         return self.teacher(input_ids=inputs["input_ids"])
     def compare(self, states):
         return self.teacher(states)
+    def embed(self, model, inputs):
+        inputs["embedded"] = self.prompt(inputs["input_ids"])
+        return self.teacher(embedded=inputs["embedded"])
 """
 
 
@@ -131,3 +134,5 @@ def test_a_method_that_a_library_calls_with_a_batch_is_given_data(tmp_path):
         assert is_given_data([program], of_batch) is is_data
         of_states = (Frame("Distiller.compare", str(path), 5), by)
         assert not is_given_data([program], of_states)
+        of_prompt = (Frame("Distiller.embed", str(path), 8), by)
+        assert not is_given_data([program], of_prompt)  # its gradient is wanted

@@ -63,7 +63,8 @@ class DenseEdgeLabels(WasteRule[Match]):
         why = (
             f"{format_bytes(match.nbytes)} have a value for every two nodes. Score the edges and "
             "as many sampled pairs that are none: `(z[src] * z[dst]).sum(-1)` with "
-            "`negative_sampling(edge_index)`, or `GAE.recon_loss`. That estimates the same loss."
+            "`negative_sampling(edge_index)`, or `GAE.recon_loss`. Edges and other pairs weigh "
+            "the same then, as by `pos_weight`."
         )
         yield Advice("sampled_pairs", why, case.site)
 

@@ -115,7 +115,7 @@ def _calls_that_learn(
 
     A function of the program that is given the loss may have the pass: ``self.update(total)``.
     """
-    learning = [(call.lineno, loaded_names(call)) for call in calls_in(scope, *_LEARNING)]
+    learning = [(call.lineno, _started_from(call)) for call in calls_in(scope, *_LEARNING)]
     functions = syntax_of(tuple(sorted(programs, key=lambda one: one.filename))).functions
     for call in calls_in(scope) if depth else ():
         for function in functions.get(called_name(call), ()):
@@ -126,6 +126,13 @@ def _calls_that_learn(
             names = [loaded_names(value) for name, value in given.items() if name in losses]
             learning += [(call.lineno, one) for one in names]
     return learning
+
+
+def _started_from(call: ast.Call) -> set[str]:
+    """The names in what a call goes backward from: of ``autograd.grad(loss, weights)`` the loss."""
+    if called_name(call) != "grad":
+        return loaded_names(call)
+    return {name for one in call.args[:1] for name in loaded_names(one)}
 
 
 def _losses_given(
@@ -145,7 +152,8 @@ def _losses_given(
     ]
     for targets, value in scalings:
         if any(isinstance(one, ast.Name) and one.id in names for one in targets):
-            names |= loaded_names(value)
+            sides = (value.left, value.right)
+            names |= {side.id for side in sides if isinstance(side, ast.Name)}
     return names & set(parameters(function))
 
 

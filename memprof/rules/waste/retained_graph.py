@@ -132,7 +132,7 @@ def _asks(calling: Place) -> bool:
 def _is_done(window: Window, activation: Ints, ends: Ints, line: Frame | None) -> bool:
     """Whether no later backward pass frees what the passes of a line, by their ends, went through.
 
-    By the modules that each such pass went to: what was made in these before the pass.
+    By the modules that each such pass went to: what was made before it in these, or in none.
     """
     lives, phases = window.lives, window.phase_of_event
     allocs = np.flatnonzero(window.trace.events.action == Action.ALLOC)
@@ -144,7 +144,9 @@ def _is_done(window: Window, activation: Ints, ends: Ints, line: Frame | None) -
         at = np.searchsorted(forward, end)
         begin = int(forward[at - 1]) if at else 0
         visited = in_backward & (lives.alloc > begin) & (lives.alloc <= end)
-        needed = np.isin(window.module[activation], np.unique(window.module[visited]))
+        # What no module made may be on the way of either pass.
+        reached = np.append(np.unique(window.module[visited]), 0)
+        needed = np.isin(window.module[activation], reached)
         needed &= (lives.alloc[activation] <= begin) & (lives.free[activation] > end)
         if (needed & (freed_by == Phase.BACKWARD)).any():
             return False

@@ -36,6 +36,8 @@ _LEAST_SHARE = 0.1
 """Of the peak."""
 _FEWEST = 8
 """Stacks that are kept: fewer are those of one batch, or of several environments."""
+_LEAST_STACK = 1024
+"""Bytes: a few numbers that are stacked have sizes that divide many others."""
 _LEAST_KEPT = 0.5
 """Of those that a line made: of which few are kept, the others may be all that two share."""
 _REMAINS = 0.5
@@ -142,7 +144,8 @@ def _is_of_stacks(window: Window, nbytes: int) -> bool:
         if place is None or not sliding_stack(place):
             continue
         sizes = np.unique(window.lives.requested[(window.site == site) & ~window.at_peak])
-        if any(nbytes % size == 0 and nbytes >= _FEWEST * size for size in sizes.tolist() if size):
+        fits = (size for size in sizes.tolist() if size >= _LEAST_STACK and nbytes % size == 0)
+        if any(nbytes >= _FEWEST * size for size in fits):
             return True
     return False
 

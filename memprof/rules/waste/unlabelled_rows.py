@@ -12,8 +12,9 @@ from memprof.rules.case import Case
 from memprof.rules.large_tensor import large_tensor
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.trace import Phase
 from memprof.units import format_bytes
-from memprof.views.window import Window
+from memprof.views.window import Ints, Window
 
 __all__ = ["RULE"]
 
@@ -49,23 +50,29 @@ class UnlabelledRowsRule(WasteRule[UnlabelledRows]):
         given = [
             one
             for record in window.labelled
-            for one in zip(record.size, record.calls, record.rows, record.labelled, strict=True)
+            for one in zip(
+                *(record.size, record.calls, record.rows, record.labelled, record.stack),
+                strict=True,
+            )
         ]
         sizes = window.lives.requested
-        for size, calls, rows, labelled in given:
-            is_meant = size <= sizes[large.row] <= _SHIFTED * size
+        for size, calls, rows, labelled, stack in given:
+            is_meant = rows > 0 and size <= sizes[large.row] <= _SHIFTED * size
             if not is_meant or labelled > _MOST_LABELLED * rows or size * calls < _LEAST_ROW * rows:
                 continue
             alike = (sizes >= size) & (sizes <= _SHIFTED * size) & ~window.has_owner
             every = np.union1d(np.flatnonzero(alike), np.flatnonzero(large.in_every_step))
             there = every[window.at_peak[every]]
+            of_loss = every[window.lives.stack[every] == stack]
+            if not (len(there) and len(of_loss)):
+                continue  # another tensor that happens to be as large
             row = int(every[np.argmax(window.made_in[every] == window.made_in[there].max())])
             yield UnlabelledRows(
                 row=row,
                 rows=there,
                 nbytes=int(window.lives.size[there].sum()),
                 saving=window.replayed(window.whole(every)),
-                tentative=_is_by_library(window, row),
+                tentative=_is_by_library(window, row) or _are_read_besides(window, every, of_loss),
                 rows_given=rows,
                 labelled=labelled,
             )
@@ -86,6 +93,16 @@ class UnlabelledRowsRule(WasteRule[UnlabelledRows]):
             "(`hidden[labels != ignore_index]`), and their labels for the loss."
         )
         yield Advice("narrow_first", why, case.site, remains=match.labelled / match.rows_given)
+
+
+def _are_read_besides(window: Window, every: Ints, of_loss: Ints) -> bool:
+    """Whether another line computes as much, beside what made the scores and the loss of them.
+
+    It may need all of the rows: a teacher's are compared with them, say.
+    """
+    forward = every[~np.isin(window.phase[every], (Phase.BACKWARD, Phase.OPTIMIZER))]
+    own = {int(window.site[forward[0]]), *np.unique(window.site[of_loss]).tolist()}
+    return not set(np.unique(window.site[forward]).tolist()) <= own
 
 
 def _is_by_library(window: Window, row: int) -> bool:

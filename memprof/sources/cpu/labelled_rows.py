@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from math import isfinite
 from typing import Any
 
 from memprof.records import LabelledRows
@@ -16,8 +17,10 @@ _MOST = 256
 """Stacks and sizes that are noted in a window."""
 _LEAST_BYTES = 1 << 20
 """Smaller scores are no reason to change a program."""
-_SCORES, _LABELS, _WEIGHT = range(3)
+_SCORES, _LABELS, _WEIGHT, _REDUCTION = range(4)
 """Arguments of the operator."""
+_ADDING_UP = (1, 2)
+"""Its reductions, to the mean and to the sum; else it does not say how many rows count."""
 
 
 @cache
@@ -37,17 +40,25 @@ class LabelledRowsWatch:
         self._rows: dict[tuple[int, int], list[int]] = {}
 
     def see(self, args: Any, out: Any) -> None:
-        """Note one loss. One whose classes have weights adds up those, and counts no rows."""
+        """Note one loss. One whose classes have weights adds up those, and counts no rows.
+
+        What counts is a number of the scores' type, which may be too short for it.
+        """
         scores, labels = args[_SCORES], args[_LABELS]
         nbytes = scores.numel() * scores.element_size()
-        if nbytes < _LEAST_BYTES or args[_WEIGHT] is not None or not out[1].is_cpu:
+        if nbytes < _LEAST_BYTES or not out[1].is_cpu:
+            return
+        if args[_WEIGHT] is not None or args[_REDUCTION] not in _ADDING_UP:
+            return
+        rows, counted = labels.numel(), out[1].item()
+        if not (rows and isfinite(counted)):
             return
         reference = self._references.get(scores.untyped_storage()._cdata)
         key = reference.stack if reference is not None else EMPTY, nbytes
         if key not in self._rows and len(self._rows) >= _MOST:
             return
         known = self._rows.setdefault(key, [0, 0, 0])
-        for at, number in enumerate((1, labels.numel(), round(out[1].item()))):
+        for at, number in enumerate((1, rows, min(rows, round(counted)))):
             known[at] += number
 
     def take(self, device: str) -> list[LabelledRows]:
