@@ -13,7 +13,7 @@ from memprof.rules.large_tensor import large_tensor
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.trace import Phase
-from memprof.units import format_bytes
+from memprof.units import format_bytes, format_percent
 from memprof.views.window import Ints, Window
 
 __all__ = ["RULE"]
@@ -86,9 +86,10 @@ class UnlabelledRowsRule(WasteRule[UnlabelledRows]):
 
     def advice(self, match: UnlabelledRows, case: Case) -> Iterator[Advice]:
         """Leave the other rows out before the scores are computed."""
+        ignored = format_percent(match.rows_given - match.labelled, match.rows_given)
         why = (
             f"{format_bytes(match.nbytes)} have a value of every class for every row, and the "
-            f"loss ignores the label of {1 - match.labelled / match.rows_given:.0%} of them: "
+            f"loss ignores the label of {ignored} of them: "
             "select the rows that have a label before the layer that makes the scores "
             "(`hidden[labels != ignore_index]`), and their labels for the loss."
         )
