@@ -43,7 +43,7 @@ from memprof.source_code.verbs import (
     TEXT_FUNCTIONS,
 )
 
-__all__ = ["Flow", "flow_from", "flow_into", "flow_of"]
+__all__ = ["Flow", "FlowOf", "flow_from", "flow_into", "flow_of"]
 
 _HOLDING = frozenset(("dict", "enumerate", "iter", "list", "next", "reversed", "tuple", "zip"))
 """Builtin functions whose result holds what they are given."""
@@ -304,6 +304,18 @@ class Flow:
             return False
         is_printed = name in _TELLING and root_name(receiver) not in self.source.of_torch
         return not is_printed or "exc_info" in words
+
+
+@dataclass(eq=False)
+class FlowOf(Flow):
+    """What some expressions are, followed through a program."""
+
+    origins: frozenset[int] = frozenset()
+    """These expressions, by identity."""
+
+    def carries(self, node: ast.expr | None, scopes: Scopes) -> bool:
+        """True if an expression is one of them, or is what `Flow` says."""
+        return id(node) in self.origins or super().carries(node, scopes)
 
 
 def flow_of(programs: Sequence[Program], place: Place, text: str, *, through: bool) -> Flow:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from memprof.source_code.dataflow import Flow
+from memprof.source_code.dataflow import Flow, FlowOf
 from memprof.source_code.factors import Factor, matrices_of_pairs
 from memprof.source_code.idioms import keyword
 from memprof.source_code.program import FUNCTIONS, Place, Program, called_name
@@ -51,17 +51,6 @@ class EdgeLabels:
         return is_scores or self.labels.is_made_by(place)
 
 
-@dataclass(eq=False)
-class _OfProducts(Flow):
-    """What is computed from some expressions."""
-
-    origins: frozenset[int] = frozenset()
-
-    def carries(self, node: ast.expr | None, scopes: Scopes) -> bool:
-        """Whether it is one of them, or comes of one."""
-        return id(node) in self.origins or super().carries(node, scopes)
-
-
 def edge_labels_of(programs: Sequence[Program]) -> Iterator[EdgeLabels]:
     """The losses of a program that compare the scores of all pairs with a matrix of edges."""
     source = syntax_of(tuple(sorted(programs, key=lambda program: program.filename)))
@@ -78,7 +67,7 @@ def edge_labels_of(programs: Sequence[Program]) -> Iterator[EdgeLabels]:
     ]
     if not losses:
         return
-    scores = _OfProducts(source, through=True, origins=frozenset(map(id, products))).follow()
+    scores = FlowOf(source, through=True, origins=frozenset(map(id, products))).follow()
     for labels in matrices_of_pairs(programs):
         for call, scopes in losses:
             score, label = _argument(call, "input", 0), _argument(call, "target", 1)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
-from memprof.source_code.dataflow import Flow
+from memprof.source_code.dataflow import Flow, FlowOf
 from memprof.source_code.program import (
     FUNCTIONS,
     Place,
@@ -429,7 +429,7 @@ def _given_in(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
 def _of_parameters(source: Syntax) -> Flow:
     """The parameters that a program makes itself, and what is computed from them."""
     made = {id(node) for node, _ in source.passing if called_name(node) == "Parameter"}
-    flow = _OfCalls(source, through=True, origins=frozenset(made))
+    flow = FlowOf(source, through=True, origins=frozenset(made))
     return flow.follow() if made else flow
 
 
@@ -443,21 +443,10 @@ def is_called_of_batch(place: Place, programs: Sequence[Program]) -> bool:
         return False
     source = syntax_of(tuple(sorted(programs, key=lambda program: program.filename)))
     batches = {id(call) for program in programs for call in _batches_made(program)}
-    flow = _OfCalls(source, through=True, origins=frozenset(batches)).follow()
+    flow = FlowOf(source, through=True, origins=frozenset(batches)).follow()
     scopes = tuple(node for node in place.around if isinstance(node, FUNCTIONS))
     edges = [one for call in calls for one in call.args[:1]]
     return any(flow.carries(one, scopes) for one in edges) and not flow.is_lost
-
-
-@dataclass(eq=False)
-class _OfCalls(Flow):
-    """What some calls return, followed through a program."""
-
-    origins: frozenset[int] = frozenset()
-    """These calls, by identity."""
-
-    def _returns(self, call: ast.Call, scopes: Scopes) -> bool:
-        return id(call) in self.origins or super()._returns(call, scopes)
 
 
 def _batches_made(program: Program) -> Iterator[ast.Call]:

@@ -243,5 +243,7 @@ def test_a_pass_whose_graph_no_other_goes_through_is_not_to_retain_it(tmp_path):
     found = next(one for one in found if one.rule == "retained-graph")
     first, *others = found.remedies
     assert (first.fix, first.code) == ("no_retain_graph", "of_real.backward(retain_graph=True)")
+    # and saves what that pass leaves, not what the other does
+    assert 0 < first.saves_bytes < found.match.saving.bytes
     # the other pass needs its own: what made the samples is gone through again
     assert "no_retain_graph" not in [one.fix for one in others]

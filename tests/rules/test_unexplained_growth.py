@@ -279,3 +279,37 @@ def test_what_a_headline_of_waste_is_about_may_become_larger_with_its_batches(mi
     assert {(one.kind, one.bytes) for one in waste} == {(Kind.WASTE, STEPS * MIB)}
     growth = unexplained_growth(examine(run), waste)
     assert (growth.bytes if growth is not None else 0) == (20 * MIB if minor else 0)
+
+
+def test_what_a_library_collects_is_the_same_wherever_it_was_called_from(tmp_path):
+    """An evaluation within the training has a finding; one behind it was cut off."""
+    library = "/x/site-packages/transformers"
+    within = tuple(
+        Frame(name, f"{library}/{file}.py", line)
+        for name, file, line in (
+            ("torch_pad_and_concatenate", "trainer_pt_utils", 86),
+            ("nested_concat", "trainer_pt_utils", 128),
+            ("EvalLoopContainer.add", "trainer_pt_utils", 376),
+            ("Trainer.evaluation_loop", "trainer", 3023),
+        )
+    )
+    trace = TraceBuilder(device="cpu")
+    for step in range(STEPS):
+        trace.label(step=step)
+        stack = (*within, Frame("main", "/x/train.py", 3))
+        trace.alloc(growing(step), f"t{step}", stack=stack)
+        if step:
+            trace.free(f"t{step - 1}")
+    numbers = list(range(STEPS))
+    counts = [growing(step) for step in numbers]
+    steps = StepColumns(first=numbers, last=numbers, allocated=counts, window=[0] * STEPS)
+    run = load(write_run(tmp_path / "run.json", trace.build(), steps=steps))
+    (told,) = (one for one in findings(run) if one.rule == "collected-predictions")
+    by_training = (
+        Frame("Trainer.train", f"{library}/trainer.py", 9),
+        Frame("main", "/x/train.py", 2),
+    )
+    other_way = replace(told, stack=(*within, *by_training))
+    assert unexplained_growth(examine(run), [other_way]) is None
+    elsewhere = replace(told, stack=(Frame("joined", "/x/train.py", 2), *by_training))
+    assert unexplained_growth(examine(run), [elsewhere]) is not None

@@ -110,11 +110,13 @@ def test_of_losses_that_do_not_count_rows_nothing_is_known(program, tmp_path):
 
 def test_rows_that_another_line_reads_may_be_needed(tmp_path):
     found = findings_of(distilled, tmp_path / "run.json")
-    assert all(one.minor for one in found if one.rule == "unlabelled-rows")
+    assert [one.minor for one in found if one.rule == "unlabelled-rows"] == [True]
 
 
-@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
-def test_counts_in_a_short_type_are_no_more_than_there_are_rows(kind, tmp_path):
+@pytest.mark.parametrize(("kind", "labelled"), [(torch.bfloat16, [[280_000]]), (torch.float16, [])])
+def test_counts_in_a_short_type_are_no_more_than_there_are_rows(kind, labelled, tmp_path):
+    """In bfloat16 it is rounded up, in float16 it is infinite: then nothing is known."""
+
     def program():
         scores, labels = torch.rand(70_000, 16, dtype=kind), torch.ones(70_000, dtype=torch.long)
         return lambda number: F.nll_loss(scores, labels, ignore_index=IGNORED).item()
@@ -122,4 +124,4 @@ def test_counts_in_a_short_type_are_no_more_than_there_are_rows(kind, tmp_path):
     record(program, tmp_path / "run.json", 4)
     run = load(tmp_path / "run.json")
     assert not any("damaged" in note.message for note in run.notes)
-    assert all(0 <= one.labelled[0] <= one.rows[0] for one in run.labelled)
+    assert [one.labelled for one in run.labelled] == labelled

@@ -16,6 +16,7 @@ from memprof.source_code.program import Place, bound_names, calls_in, loaded_nam
 from memprof.source_code.values import values_of
 from memprof.trace import EMPTY, Action, Category, Frame, Phase
 from memprof.units import format_bytes
+from memprof.views.peak_without import Saving
 from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["RULE"]
@@ -36,6 +37,10 @@ class Retained(Match):
     """The user's frames on the way to activations that a later backward pass goes through."""
     is_done: bool = False
     """No later backward pass goes through what the passes of `called_at` went through."""
+    of_line_bytes: int = 0
+    """Bytes at the peak that the passes of `called_at` left there."""
+    of_line: Saving | None = None
+    """What is saved where these passes alone free their graphs."""
 
 
 class RetainedGraph(WasteRule[Retained]):
@@ -70,6 +75,8 @@ class RetainedGraph(WasteRule[Retained]):
         mask[rows] = True
         until = np.unique(at)
         called_at = _called_at(window, until)
+        own_ends = _ends_of(window, until, called_at)
+        of_line = np.isin(at, own_ends)
         yield Retained(
             row=window.main_site(mask),
             rows=rows,
@@ -78,7 +85,9 @@ class RetainedGraph(WasteRule[Retained]):
             called_at=called_at,
             is_within_step=is_within,
             made_before=_made_before(window, activation, through, own),
-            is_done=is_within and _is_done(window, activation, until, called_at),
+            is_done=is_within and _is_done(window, activation, own_ends),
+            of_line_bytes=int(lives.size[rows[of_line & window.at_peak[rows]]].sum()),
+            of_line=window.replayed(window.ended_at(rows[of_line], at[of_line])),
         )
 
     def title(self, match: Retained) -> str:
@@ -108,13 +117,15 @@ class RetainedGraph(WasteRule[Retained]):
                 yield Advice(
                     "no_retain_graph",
                     f"No later pass goes through what the backward pass of line "
-                    f"{calling.statement.lineno} has gone through, {nbytes} with what the others "
-                    "keep: leave out `retain_graph=True` there.",
+                    f"{calling.statement.lineno} has gone through: leave out `retain_graph=True` "
+                    "there.",
                     calling,
+                    saving=match.of_line,
                 )
                 requests = []  # the others' graphs may be gone through again
             for place in within:
-                yield from _advice_within(place, calling, nbytes, match.made_before)
+                own = format_bytes(match.of_line_bytes) if match.of_line_bytes else nbytes
+                yield from _advice_within(place, calling, own, match)
         why = f"{nbytes} of activations outlive the backward pass, held by the loss or the output."
         dropped = Advice("del_ref", why, case.site)
         # Where a loop goes through the graph again, it is to be dropped, not to be freed.
@@ -129,8 +140,14 @@ def _asks(calling: Place) -> bool:
     return any(keyword(call, "retain_graph") is not None for call in calls)
 
 
-def _is_done(window: Window, activation: Ints, ends: Ints, line: Frame | None) -> bool:
-    """Whether no later backward pass frees what the passes of a line, by their ends, went through.
+def _ends_of(window: Window, ends: Ints, line: Frame | None) -> Ints:
+    """Those ends of backward passes that are of a line's."""
+    own = [_called_at(window, ends[at : at + 1]) == line for at in range(len(ends))]
+    return ends[np.array(own, dtype=np.bool_)]
+
+
+def _is_done(window: Window, activation: Ints, ends: Ints) -> bool:
+    """Whether no later backward pass frees what some passes, by their ends, went through.
 
     By the modules that each such pass went to: what was made before it in these, or in none.
     """
@@ -139,8 +156,7 @@ def _is_done(window: Window, activation: Ints, ends: Ints, line: Frame | None) -
     forward = allocs[phases[allocs] == Phase.FORWARD]
     freed_by = np.append(phases, Phase.UNKNOWN)[lives.free[activation]]
     in_backward = (window.phase == Phase.BACKWARD) & (window.module > 0)
-    own = [end for end in ends.tolist() if _called_at(window, np.array([end])) == line]
-    for end in own:
+    for end in ends.tolist():
         at = np.searchsorted(forward, end)
         begin = int(forward[at - 1]) if at else 0
         visited = in_backward & (lives.alloc > begin) & (lives.alloc <= end)
@@ -150,7 +166,7 @@ def _is_done(window: Window, activation: Ints, ends: Ints, line: Frame | None) -
         needed &= (lives.alloc[activation] <= begin) & (lives.free[activation] > end)
         if (needed & (freed_by == Phase.BACKWARD)).any():
             return False
-    return bool(own)
+    return bool(len(ends))
 
 
 def _own_backward(window: Window, rows: Ints) -> Ints:
@@ -239,14 +255,12 @@ def _advice_on_carried(site: Place, calling: Place) -> Iterator[Advice]:
     )
 
 
-def _advice_within(
-    site: Place, calling: Place, nbytes: str, made_before: frozenset[Frame]
-) -> Iterator[Advice]:
+def _advice_within(site: Place, calling: Place, nbytes: str, match: Retained) -> Iterator[Advice]:
     """Detach what a later pass goes through as well, and let go of what holds the graph.
 
     The first only where gradients that such a pass adds are cleared before the last one.
     """
-    of_graphs = _bound_by(site, made_before)
+    of_graphs = _bound_by(site, match.made_before)
     shared = sorted(loaded_names(site.statement) & _read_below(calling) & of_graphs)
     line = calling.statement.lineno
     detach = [
@@ -267,6 +281,7 @@ def _advice_within(
             f"`{name}` keeps {nbytes} of activations after the backward pass of line {line}: "
             f"{_way_to_drop(name, calling)}.",
             calling,
+            saving=match.of_line,
         )
         for name in names[:1]
     ]
