@@ -27,6 +27,7 @@ from memprof.record.output import Output
 from memprof.record.process import Rank, header, now_us
 from memprof.record.recording import Recording
 from memprof.record.source_selection import Ticks, event_sources, reading_sources
+from memprof.record.unseen_code import UnseenCode
 from memprof.record.window_schedule import End, OverheadMeter, StepCost, WindowSchedule
 from memprof.records import (
     DeviceInfo,
@@ -152,6 +153,7 @@ class Session:
         self._ends: set[End] = set()
         self._main_thread = MainThread(self._beat)
         self._beats = Beat(self._main_thread.request, _BEAT_BETWEEN_MS)
+        self._unseen_code = UnseenCode(self.interner)
         self._counted_steps = 0
         self._processor_us = 0.0
         """Time of the processor when a window began or ended, or calls were reckoned last."""
@@ -697,6 +699,7 @@ class Session:
         if self._lock.acquire(blocking=False):  # else another thread is at it: the next beat
             try:
                 self.pass_time(self._keep_within_limits)
+                self.pass_time(self._look_for_unseen_code)
             finally:
                 self._lock.release()
 
@@ -783,6 +786,14 @@ class Session:
         is_open = self._schedule.time_passed(at_us, self.meter)
         if self._is_open and is_open != was_open:
             self._change_window(is_open=is_open, in_step=True)
+
+    def _look_for_unseen_code(self, at_us: int) -> None:
+        """Begin a window where the main thread runs code that no window has recorded."""
+        if not self._schedule.may_open_for_code(at_us, self.meter):
+            return
+        if self._unseen_code.is_running(sys._getframe()):
+            self._schedule.open_for_code(at_us, self.meter)
+            self._change_window(is_open=True, in_step=True)
 
     def _resume(self, at_us: int) -> None:
         was_open = self.recording.window != NOT_RECORDED

@@ -36,6 +36,8 @@ class Reason(str, enum.Enum):
     """Allocated bytes at step ends have begun to climb."""
     FRAGMENTATION = "fragmentation"
     """Reserved bytes that no tensor uses have begun to climb."""
+    CODE = "code"
+    """The program runs code of its own that no window has recorded, such as an evaluation."""
 
 
 class End(str, enum.Enum):
@@ -313,13 +315,13 @@ class WindowSchedule:
     whose steps train nothing for a while gets half of the rest, and later once more: so what grows
     in a server or a simulator shows in windows that lie apart, and enough is left to train.
 
-    Later windows are a few steps long and open when the budget has room for them, at steps that
-    are multiples of a power of two: so the ranks of a job, which all wait for the slowest, open
-    them together without a word, and two runs of one program can be compared. The power grows with
-    the time gone by. They open at once, out of the rest of the allowance, when memory begins to
-    climb. In a job of several ranks only the first such window after a regular one does: the others
-    wait for a step at which a regular one may open. Any window ends where a limit is met, be it in
-    the middle of a step.
+    Later windows are a few steps long and open when the budget has room for them, at steps that are
+    multiples of a power of two: so the ranks of a job, which all wait for the slowest, open them
+    together without a word, and two runs of one program can be compared. The power grows with the
+    time gone by. They open at once, out of the rest of the allowance, when memory begins to climb,
+    and in a job of one process where it runs code that no window has recorded. In a job of several
+    ranks only the first such window after a regular one does: the others wait for a step at which a
+    regular one may open. Any window ends where a limit is met, be it in the middle of a step.
     """
 
     START_SHARE = 0.8
@@ -345,6 +347,11 @@ class WindowSchedule:
     CLIMB_STEPS = 16
     """In a job of several ranks windows for a climb open at multiples of it, or of a power of two
     that is more."""
+    CODE_SHARE = 0.5
+    """Of what is left, for a window of code that was not recorded; an evaluation's memory may grow
+    to its end."""
+    LEAST_CODE_US = 50_000
+    """Some thousand operators."""
     UNSTEPPED_US = 1_000_000
     """A window in which no step ends is so long, or as long as its steps should take."""
 
@@ -368,6 +375,8 @@ class WindowSchedule:
         self._has_trained = False
         self._lapses = 0
         self._keeps_rest = self._resumed_to_train = False
+        self._most_for_code_us = 0.0
+        """What all recording may have taken when a window of new code ends."""
         self._kept_us = 0.0
         """Of the start's share, what was kept for training when its window ended."""
         self._is_whole = True
@@ -434,7 +443,7 @@ class WindowSchedule:
             self._has_trained |= trains
             self._untrained_in_window += self._has_trained and not trains
             # The batches of an evaluation within the training are no steps of its own.
-            if trains or not self._has_trained or self._untrained_in_window % self.EVALUATED == 0:
+            if trains or self._counts_untrained():
                 self._steps_in_window += 1
             self._training_steps += trains and self._is_whole
             self._is_whole = True
@@ -450,6 +459,23 @@ class WindowSchedule:
             self._open(self._why_open_by_time(now_us, meter), now_us, meter)
             self._is_by_time, self._is_whole = self.is_open, False
         return self.is_open
+
+    def may_open_for_code(self, now_us: int, meter: OverheadMeter) -> bool:
+        """Whether to look, between two windows, for code of the program's that was not recorded.
+
+        Ranks of a job would open such windows apart, and what is kept for training is kept for it.
+        """
+        if self.reason is not None or self.is_reserved or self._policy.ranks > 1:
+            return False
+        left_us = self._spendable_us(now_us, meter) - meter.total_us
+        return self._has_room() and self.CODE_SHARE * left_us >= self.LEAST_CODE_US
+
+    def open_for_code(self, now_us: int, meter: OverheadMeter) -> None:
+        """Open a window for it."""
+        left_us = self._spendable_us(now_us, meter) - meter.total_us
+        self._open(Reason.CODE, now_us, meter)
+        self._is_whole = False
+        self._most_for_code_us = meter.total_us + self.CODE_SHARE * left_us
 
     def training_begins(self, now_us: int, meter: OverheadMeter) -> bool:
         """The same when an optimizer is about to step."""
@@ -555,6 +581,12 @@ class WindowSchedule:
     def _unstepped_us(self, meter: OverheadMeter) -> float:
         return max(self.UNSTEPPED_US, 2 * self._policy.window_steps * meter.step_us)
 
+    def _counts_untrained(self) -> bool:
+        """Whether the step that ended, which trained nothing, is one of the window's."""
+        if not self._has_trained:
+            return True
+        return self.reason is not Reason.CODE and self._untrained_in_window % self.EVALUATED == 0
+
     def _ahead_us(self, before: int, meter: OverheadMeter) -> float:
         """What the first window will cost until it may end the next time.
 
@@ -582,6 +614,8 @@ class WindowSchedule:
             share_us = self.START_SHARE * allowed_us
             return self._why_start_ends(share_us, meter.total_us + ahead_us, meter.searched_us)
         if self._steps_in_window >= self._policy.window_steps:
+            return End.STEPS
+        if self.reason is Reason.CODE and meter.total_us > self._most_for_code_us:
             return End.STEPS
         if self._is_by_time and now_us - self._opened_us >= self._unstepped_us(meter):
             return End.STEPS

@@ -349,6 +349,51 @@ def test_climbs_take_nothing_of_what_is_kept_for_training():
     assert schedule.reason is Reason.START
 
 
+def test_code_that_was_not_recorded_opens_a_window_with_half_of_what_is_left():
+    schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
+    assert not schedule.may_open_for_code(0, meter)  # everything is recorded
+    for step in range(4):
+        schedule.step_ended(step * SECOND, meter, step=step)
+    meter.hook(4.2 * SECOND)
+    assert not schedule.step_ended(5 * SECOND, meter, step=4)
+    assert schedule.may_open_for_code(6 * SECOND, meter)
+    schedule.open_for_code(6 * SECOND, meter)
+    assert schedule.reason is Reason.CODE
+    for step in range(5, 60):  # batches of an evaluation
+        assert schedule.step_ended(6 * SECOND + step, meter, step=step, trains=False)
+    meter.hook(0.3 * SECOND)
+    assert schedule.time_passed(50 * SECOND, meter)
+    meter.hook(0.2 * SECOND)
+    assert not schedule.time_passed(51 * SECOND, meter)
+    assert schedule.end is End.STEPS
+    meter.hook(0.4 * SECOND)
+    assert not schedule.may_open_for_code(52 * SECOND, meter)
+
+
+def test_a_window_of_new_code_ends_with_five_steps_that_train():
+    schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
+    schedule.step_ended(1, meter, step=0)
+    schedule.closes_with(End.EVENTS, 2, meter)
+    schedule.open_for_code(3, meter)
+    assert [schedule.step_ended(4 + i, meter, step=1 + i) for i in range(5)] == [True] * 4 + [False]
+    assert schedule.end is End.STEPS
+
+
+def test_what_is_kept_for_training_opens_no_window_of_new_code():
+    schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
+    meter.hook(2.1 * SECOND)
+    assert not schedule.step_ended(1 * SECOND, meter, step=0, trains=False)
+    assert schedule.is_reserved
+    assert not schedule.may_open_for_code(2 * SECOND, meter)
+
+
+def test_ranks_of_a_job_open_no_window_of_new_code():
+    schedule, meter = WindowSchedule(Policy(ranks=2), 0), OverheadMeter()
+    schedule.step_ended(1, meter, step=0)
+    schedule.closes_with(End.EVENTS, 2, meter)
+    assert not schedule.may_open_for_code(3, meter)
+
+
 def test_what_is_kept_for_training_and_used_up_otherwise_stops_no_other_window():
     schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
     meter.hook(2.1 * SECOND)
