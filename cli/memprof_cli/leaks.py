@@ -326,8 +326,17 @@ def _grows(one: RuleFinding) -> bool:
 def _minor_findings(minor: Sequence[RuleFinding]) -> RenderableType:
     """A line for each finding that is no headline."""
     lines = [Text("also seen, nothing that must change (`--all` says more):", style="dim")]
-    lines += [Text(f"  {one.title}{_at(one.site)}", style="dim") for one in minor]
+    lines += [Text(f"  {one.title}{_at(one.site)}{_way_out(one)}", style="dim") for one in minor]
     return Padding(Group(*lines), (0, 0, 1, 0))
+
+
+def _way_out(one: RuleFinding) -> str:
+    """What makes the largest part smaller, for who has too little; empty where none is known."""
+    first = next(iter(one.remedies), None)
+    if first is None or not is_needed(one):
+        return ""
+    saves = f" saves {format_bytes(first.saves_bytes)}" if first.saves_bytes > 0 else ""
+    return f"; where memory is short, `{first.fix}`{saves}"
 
 
 def _at(site: Site) -> str:
