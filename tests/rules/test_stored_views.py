@@ -74,3 +74,24 @@ def test_views_that_are_the_whole_together_are_meant(tmp_path):
 def test_views_of_several_storages_in_each_item_are_no_small_parts(tmp_path):
     rules = names(layers, tmp_path / "run.json")
     assert not {"stored-views", "small-view", "growing-container"} & set(rules)
+
+
+def in_two_loops_of_the_first_step():
+    """Before anything else all data is gone through twice, and a row of each result waits."""
+    hardest = collections.deque(maxlen=ITEMS)
+
+    def step(number):
+        for _ in range(1 if number else 2):
+            rows = []
+            for kept in [hardest] if number else [rows] * (3 * ITEMS):
+                batch = torch.zeros(WIDTH, WIDTH)
+                kept.append(batch[number % WIDTH])
+
+    return step
+
+
+def test_what_each_loop_of_a_step_keeps_is_spared(tmp_path):
+    (found, *_) = findings_of(in_two_loops_of_the_first_step, tmp_path / "run.json", steps=40)
+    first = found.remedies[0]
+    assert (found.rule, first.fix, found.minor) == ("stored-views", "clone_view", False)
+    assert first.peak_after < first.peak_before / 4

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memprof.chain_description import keeper
 from memprof.records import Finding, Holder
@@ -25,7 +26,7 @@ from memprof.rules.small_views import (
 from memprof.trace import EMPTY
 from memprof.units import format_bytes, format_percent
 from memprof.views.examination import DeviceExamination, Examination
-from memprof.views.window import Window
+from memprof.views.window import Ints, Window
 
 __all__ = ["RULE"]
 
@@ -91,6 +92,19 @@ def _has_items(holder: Holder) -> bool:
     return at is not None and holder.links[at].length >= _FEWEST_ITEMS
 
 
+def _that_stay(window: Window, of_stack: NDArray[np.bool_]) -> Ints:
+    """Those that are still there when the second after them is made, or two steps later.
+
+    A whole loop may be part of one step, before the training or after it, from which none lives on.
+    """
+    lives, rows = window.lives, np.flatnonzero(of_stack)
+    rows = rows[np.argsort(lives.alloc[rows], kind="stable")]
+    second_after = np.append(lives.alloc[rows[2:]], [window.events] * min(2, len(rows)))
+    overlaps = lives.free[rows] > second_after
+    lasts = window.freed_in[rows] - window.made_in[rows] > 1
+    return np.sort(rows[overlaps | lasts])
+
+
 def _match(search: Finding, device: DeviceExamination, window: Window) -> StoredViews | None:
     lives = window.lives
     holder = search.holders[0]
@@ -102,10 +116,7 @@ def _match(search: Finding, device: DeviceExamination, window: Window) -> Stored
     if int(there.sum()) < _FEWEST_ITEMS:
         return None
     row = int(np.flatnonzero(there)[-1])
-    # A loop before the training may be part of its first step, from which none of them lives on.
-    stays = window.freed_in - window.made_in > 1
-    stays[np.flatnonzero(there)[:-1]] = True
-    rows = np.flatnonzero(of_stack & stays)
+    rows = _that_stay(window, of_stack)
     return StoredViews(
         device=device.name,
         nbytes=nbytes,
