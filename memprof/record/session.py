@@ -698,10 +698,13 @@ class Session:
             return
         if self._lock.acquire(blocking=False):  # else another thread is at it: the next beat
             try:
-                self.pass_time(self._keep_within_limits)
-                self.pass_time(self._look_for_unseen_code)
+                self.pass_time(self._judge_at_beat)
             finally:
                 self._lock.release()
+
+    def _judge_at_beat(self, at_us: int) -> None:
+        self._keep_within_limits(at_us)
+        self._look_for_unseen_code(at_us)
 
     def _tick(self) -> None:
         """In the middle of a step, where a module is called."""

@@ -489,7 +489,7 @@ class CpuSource(Listener):
                 operators.end(timed)
                 try:
                     self._tell_if_full()
-                except Exception as error:  # noqa: BLE001  the stack has no room for a call
+                except RecursionError as error:  # the stack has no room for a call
                     self._not_seen(func, error)
             if over or self._has_turned:
                 self._step_is_over(with_pass=over)

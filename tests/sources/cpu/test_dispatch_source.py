@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import gc
+import signal
 import time
 from collections import Counter
 from functools import partial
@@ -19,6 +20,7 @@ from torch.utils import _python_dispatch  # noqa: E402
 from memprof.sources.cpu.dispatch_source import CpuSource  # noqa: E402
 from memprof.trace import NOT_RECORDED, Action, Category  # noqa: E402
 from tests import forks  # noqa: E402
+from tests.interruptions import Alarm, alarms  # noqa: E402
 from tests.sources.recording import CpuRecording  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -427,6 +429,21 @@ def test_a_program_that_names_the_cpu_has_it_watched_beside_cuda(recorder, monke
     recorder.begin()
     kept = torch.ones(1000)
     assert kept.nbytes in recorder.drain().events.size.tolist()
+
+
+def add_often(one):
+    for _ in range(1000):
+        one + 1
+
+
+def test_what_a_handler_raises_while_limits_are_judged_reaches_the_program(recorder, monkeypatch):
+    monkeypatch.setattr("memprof.sources.cpu.dispatch_source.PATIENCE_NS", 0)
+    recorder.source.on_full = lambda: signal.raise_signal(signal.SIGALRM)
+    recorder.begin()
+    with alarms(), pytest.raises(Alarm):
+        add_often(torch.ones(1))
+    recorder.source.on_full = None
+    assert recorder.source.notes() == []
 
 
 def test_rows_are_bounded_where_nothing_is_crossed_and_the_window_may_end_there(
