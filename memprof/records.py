@@ -252,7 +252,8 @@ class WindowRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="window", 
 
     window: int
     reason: str
-    """``start`` (recording begins with everything), ``regular``, ``growth``, ``fragmentation``."""
+    """``start`` (recording begins with everything), ``regular``, ``growth``, ``fragmentation``,
+    ``code`` (the program ran code of its own that no window had recorded)."""
     end: str
     """Why it ended: ``steps`` (it was as long as it should be), a limit (``allowance``,
     ``max_events``, ``max_bytes``, ``tables``: the tracker's own memory), ``reserve`` (the rest of

@@ -166,10 +166,6 @@ class Interner:
         """Rows by name, file and line, in order; nothing is to be looked up that may be missing."""
         return self._frames
 
-    def has_frame(self, name: str, filename: str, line: int) -> bool:
-        """Whether there is a row of a frame."""
-        return (name, filename, line) in self._frames
-
     def stack(self, frames: tuple[int, ...]) -> int:
         """Row of a stack of frame rows, innermost first."""
         return self._stacks[frames]

@@ -25,11 +25,11 @@ def unseen_code(monkeypatch):
     return UnseenCode(interner), interner
 
 
-def intern_callers(interner, frame):
+def intern_callers(interner, frame, *, in_class=""):
     """What a window would have, of which this function's caller allocated something."""
     while frame is not None:
         code = frame.f_code
-        name = getattr(code, "co_qualname", code.co_name)
+        name = in_class + code.co_name
         interner.frame(name, code.co_filename, frame.f_lineno)
         frame = frame.f_back
 
@@ -43,9 +43,10 @@ def evaluate_twice(unseen):
     return first, unseen.is_running(sys._getframe())
 
 
-def test_a_function_that_was_not_recorded_is_told_of_once(unseen_code):
+@pytest.mark.parametrize("in_class", ["", "Trainer."], ids=["torch's recorder", "ours"])
+def test_a_function_that_was_not_recorded_is_told_of_once(unseen_code, in_class):
     unseen, interner = unseen_code
-    intern_callers(interner, sys._getframe())
+    intern_callers(interner, sys._getframe(), in_class=in_class)
     assert not unseen.is_running(sys._getframe())
     assert evaluate(unseen)
     assert not evaluate(unseen)
