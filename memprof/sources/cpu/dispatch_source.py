@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from memprof.cpython.signal_errors import guarded_errors
+from memprof.cpython.signal_errors import guarded_errors, is_of_signal
 from memprof.cpython.thread_clock import thread_ns
 from memprof.records import DeviceInfo, DoubleResults, LabelledRows
 from memprof.sources.cpu.dispatch_mode import (
@@ -489,8 +489,8 @@ class CpuSource(Listener):
                 operators.end(timed)
                 try:
                     self._tell_if_full()
-                except RecursionError as error:  # the stack has no room for a call
-                    self._not_seen(func, error)
+                except Exception as error:  # noqa: BLE001 - also what comes as it is entered
+                    self._not_told(func, error)
             if over or self._has_turned:
                 self._step_is_over(with_pass=over)
             return out
@@ -528,6 +528,15 @@ class CpuSource(Listener):
             self._opaque.add(name)
             if not isinstance(error, (NotImplementedError, RuntimeError)):
                 self._notes.append(f"the result of {name} was not seen: {error}")
+
+    def _not_told(self, func: Any, error: Exception) -> None:
+        """Pass on what a handler of a signal raised; keep the rest from the program.
+
+        A stack that is full has no room to look which it was.
+        """
+        if not isinstance(error, RecursionError) and is_of_signal(error):
+            raise error
+        self._not_seen(func, error)
 
     def _note_results(self, out: Any, frame: Any, func: Any, args: Any, own: bool) -> None:
         for tensor in tensors_in(out, self._guard, 2):
