@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 import torch
@@ -57,9 +58,10 @@ at once: 10 ms. In the heap of a framework there is no time left for that after 
 _FOR_GRAPHS = 0.35
 """Of the time of a search in passing, in a large heap: a running function's variable may end the
 graph that holds what is looked for, and modules of libraries take all of the time otherwise."""
-_SORTED_S = 1.8e-7
+_SORTED_S, _SORTED_AGAIN_S = 1.65e-7, 1.2e-7
 """Seconds for each object until all are marked and sorted by role, on a machine for which budgets
-are meant: 1.65e-7 at the first search, 1.2e-7 later (300,000 objects, Python 3.11, 2026-11-24)."""
+are meant: at a process' first search, and later (300,000 objects, Python 3.11, 2026-11-24)."""
+_SEARCHES = count()
 
 
 @contextmanager
@@ -134,6 +136,7 @@ class Search:
         Of libraries their running functions come first: a call that runs knows its arguments by
         shorter ways than the modules do. Then the search may be over (``in_passing``).
         """
+        number = next(_SEARCHES)
         frames = frame_roots()
         users = [root for root in frames if root.user]
         outermost = {root.thread: root for root in reversed(users)}.values()
@@ -147,7 +150,7 @@ class Search:
         self._leave_out([*lasting, *inner, *running])
         self._find_tensors()
         if self.in_passing:
-            usual_s = _SORTED_S * len(self.heap.objects)
+            usual_s = (_SORTED_AGAIN_S if number else _SORTED_S) * len(self.heap.objects)
             self.deadline.allow_for((time.thread_time() - began_s) / usual_s)
         self._parents: dict[int, tuple[object, int]] = {}
         self._entries: dict[int, _Entry] = {}
