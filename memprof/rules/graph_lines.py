@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
+
 from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice
@@ -28,13 +31,15 @@ from memprof.source_code.program import (
     root_name,
 )
 from memprof.source_code.verbs import CUTTING
-from memprof.trace import Frame
+from memprof.trace import Frame, Phase
+from memprof.views.window import Window
 
 __all__ = [
     "OF_ERRORS",
     "calling_place",
     "holding_places",
     "is_forward",
+    "none_meanwhile",
     "of_many_steps",
     "on_the_way",
     "retaining",
@@ -44,6 +49,8 @@ __all__ = [
 
 OF_ERRORS = frozenset({LinkKind.EXCEPTION, LinkKind.TRACEBACK, LinkKind.FRAME, LinkKind.LOG_RECORD})
 """Links by which a failed call keeps its variables: what they hold is not meant to stay."""
+_LEAST_TENSORS = 8
+"""Of a shorter time it cannot be said that no backward pass comes in it."""
 _STEPPING = ("backward", "grad", "step", "enable_grad", "set_grad_enabled")
 
 
@@ -167,6 +174,17 @@ def under_no_grad(case: Case) -> str:
         line = min([function.lineno, *(d.lineno for d in function.decorator_list)])
         return diff(program, before(program, line, "@torch.no_grad()"))
     return ""
+
+
+def none_meanwhile(window: Window | None, allocs: npt.NDArray[np.int64]) -> bool:
+    """Whether no backward pass ran from the first to the last of these allocations.
+
+    Others may: samples are drawn between two epochs of training.
+    """
+    if window is None or len(allocs) < _LEAST_TENSORS:
+        return False
+    between = window.phase_of_event[int(allocs.min()) : int(allocs.max()) + 1]
+    return not bool((between == Phase.BACKWARD).any())
 
 
 def calling_place(case: Case) -> Place | None:

@@ -48,7 +48,10 @@ class PartOfStorage(Cause):
     shown_bytes: int
     storage_bytes: int
     is_main_reason: bool
-    """No graph holds the storage as well, or the view is a small part of it."""
+    """No graph holds the storage as well, or the view is a small part of it; and no graph keeps
+    more besides."""
+    in_graphs: float
+    """Share of what grows that graphs keep: a clone hangs on them as well."""
 
 
 def alike(holder: Holder, sizes: Ints) -> Bools:
@@ -94,7 +97,9 @@ def small_view(case: Case) -> PartOfStorage | None:
                 if _show_all_together(holder, case, view_bytes, whole):
                     return None
                 small = view_bytes <= SMALL_PART * whole or not case.links & THROUGH_GRAPH
-                return PartOfStorage(view_bytes, whole, small)
+                in_graphs = 1 - case.finding.growth.kept_itself if by_graph else 0.0
+                is_main_reason = small and in_graphs <= _MOSTLY
+                return PartOfStorage(view_bytes, whole, is_main_reason, in_graphs)
     return None
 
 
@@ -157,7 +162,7 @@ def advice_on_view(part: PartOfStorage, case: Case) -> Iterator[Advice]:
         f"A view of {shown_size} keeps its whole storage of {whole}.",
         place or _making_record(case) or (case.places[0] if case.places else case.site),
         patch=patch,
-        remains=part.shown_bytes / part.storage_bytes,
+        remains=1 - (1 - part.in_graphs) * (1 - part.shown_bytes / part.storage_bytes),
         otherwise=not part.is_main_reason or _goes_on(part, case),
     )
 

@@ -398,6 +398,25 @@ class Recent:
         self.net(x).square().mean().backward()
         self.net.zero_grad()
 """,
+    "no_grad/old-graphs": """\
+def score(net, x):
+    return net(x).square().mean()
+
+
+class Validating:
+    def __init__(self):
+        self.net, self.critic = build(blocks=2), build(blocks=2)
+        self.total, self.batches = 0.0, 0
+
+    def step(self):
+        x = torch.randn(256, 192)
+        self.net(x).square().mean().backward()
+        self.net.zero_grad()
+        if self.batches % 6 == 0:
+            self.total = 0.0
+        self.total = self.total + score(self.critic, x)
+        self.batches += 1
+""",
     "detach/unused-gradients": """\
 class Teacher(nn.Module):
     def __init__(self):

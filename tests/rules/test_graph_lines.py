@@ -92,3 +92,34 @@ def test_the_line_that_stores_the_graph_is_to_detach(program, code, tmp_path):
     first = findings_of(program, tmp_path / "run.json", steps=24)[0].remedies[0]
     assert first.code.startswith(code)
     assert first.fix == "detach"
+
+
+def score(critic, x):
+    return critic(x).mean()
+
+
+def validated():
+    """The sum of a validation's losses has their graphs until the next one begins."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+    critic = nn.Sequential(*(m for _ in range(2) for m in (nn.Linear(WIDTH, WIDTH), nn.Tanh())))
+    total = [0.0]
+
+    def step(number):
+        x = torch.randn(512, WIDTH)
+        model(x).square().mean().backward()
+        model.zero_grad()
+        if number % 6 == 0:
+            total[0] = 0.0
+        total[0] = total[0] + score(critic, x)
+
+    return step
+
+
+def test_old_graphs_that_never_go_backward_are_told_not_to_be_built(tmp_path):
+    (graphs,) = [
+        one for one in findings_of(validated, tmp_path / "run.json") if one.rule == "old-graphs"
+    ]
+    first, *others = graphs.remedies
+    assert (first.fix, first.code) == ("no_grad", "return critic(x).mean()")
+    assert "+@torch.no_grad()\n def score(critic, x):" in first.patch
+    assert [one.fix for one in others] == ["detach"]

@@ -92,3 +92,42 @@ def test_what_a_library_is_handed_under_a_key_is_cut_off_where_the_key_is_writte
     assert (first.rule, first.fix) == ("kept-graph", "detach")
     assert first.code == 'return {"size": out.square().mean(), "rows": len(out)}'
     assert "under `'size'`" in first.why
+
+
+def predicted_twice(goes_backward):
+    """Means and variances of one prediction are kept, each in a list of its own."""
+
+    def program():
+        model, mean, variance = job()[0], nn.Linear(64, 1), nn.Linear(64, 1)
+        means, variances = [], []
+
+        def step(number):
+            out = model(torch.randn(64, 64))
+            means.append(mean(out))
+            variances.append(variance(out).exp())
+            if goes_backward:
+                model(torch.randn(64, 64)).square().mean().backward()
+                model.zero_grad()
+
+        return step
+
+    return program
+
+
+def test_what_two_containers_keep_the_graph_of_is_to_have_none(tmp_path):
+    """Cut off one of them, the other keeps it."""
+    (first, *_) = findings_of(predicted_twice(False), tmp_path / "run.json")
+    assert {one.code for one in first.holders if one.through_graph} == {
+        "means.append(mean(out))",
+        "variances.append(variance(out).exp())",
+    }
+    assert first.remedies[0].fix == "no_grad"
+    (cut,) = (one for one in first.remedies if one.fix == "detach")
+    assert "keeps the same graphs: there as well." in cut.why
+    assert cut.patch == ""
+
+
+def test_where_a_backward_pass_runs_both_are_told_to_be_cut_off(tmp_path):
+    (first, *_) = findings_of(predicted_twice(True), tmp_path / "run.json")
+    assert first.remedies[0].fix == "detach"
+    assert "keeps the same graphs: there as well." in first.remedies[0].why

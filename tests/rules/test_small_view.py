@@ -101,6 +101,34 @@ def test_a_view_is_not_to_blame_for_what_its_graph_keeps(tmp_path):
     assert found.remedies[0].fix == "detach"
 
 
+def terms():
+    """A loss whose storage is that of all errors, and one that no backward pass goes through."""
+    net = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Sigmoid())
+    history = {"error": [], "edge": []}
+
+    def step(number):
+        x = torch.rand(64, WIDTH)
+        out = net(x)
+        losses = {
+            "error": torch.nn.functional.mse_loss(out, x),  # its storage had all errors
+            "edge": (out - x).diff(dim=0).abs().mean() + (out - x).diff(dim=1).abs().mean(),
+        }
+        losses["error"].backward()
+        net.zero_grad()
+        for name, value in losses.items():
+            history[name].append(value)
+
+    return step
+
+
+def test_a_clone_does_not_save_what_graphs_keep_besides(tmp_path):
+    (found, *_) = findings_of(terms, tmp_path / "run.json")
+    saved = {one.fix: one.saves_bytes for one in found.remedies}
+    assert found.remedies[0].fix == "detach"
+    assert saved["detach"] == 2 * 63 * 64 * 4 + 4  # what their absolute values are of, and the sum
+    assert "clone_view" not in saved  # three ways free more
+
+
 def hardest_of_each_class():
     """The list of a class is fetched by one statement and filled by the next."""
     by_class = collections.defaultdict(list)

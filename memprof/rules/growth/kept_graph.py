@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from memprof.reference_chain import LinkKind, is_field
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
-from memprof.rules.graph_lines import OF_ERRORS, of_many_steps, retaining
+from memprof.rules.graph_lines import OF_ERRORS, none_meanwhile, of_many_steps, retaining
 from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.rules.same_holder import holder_key
 from memprof.rules.source_facts import handed_over, is_number
 from memprof.source_code.call_sites import Handed
 from memprof.source_code.idioms import Filling, growing
@@ -120,23 +121,48 @@ def _cuts(place: Place, filling: Filling, case: Case) -> Iterator[Advice]:
     tensors = used_as_tensor(place, filling.container, case.everywhere)
     places: list[Handed] = [(place, value), handed_over(case, place, value) or (place, value)]
     ways = [way for way in _ways(case) if not (tensors and way.fix == "item")]
+    others = _others(case, place)
+    as_well = f" {_lines(others)} the same graphs: there as well." if others else ""
+    in_vain = bool(others) and none_meanwhile(case.window, case.finding.evidence.allocs)
     for way, (where, what) in zip(ways, places, strict=False):
         number = is_number(case, where, what)
         if way.fix == "item" and number is False:
             continue
         tensor = _is_plain(what) or (where is place and _takes_tensors(case))
-        sure = tensor and not grouped and not learns and (way.fix != "item" or number is True)
+        sure = (
+            not (grouped or learns or others) and tensor and (way.fix != "item" or number is True)
+        )
         if where is not place:
             as_number = way.fix == "item"
             sure = sure and survives_call(where, what, case.everywhere, number=as_number)
         yield Advice(
             way.fix,
-            f"`{filling.container}` keeps `{ast.unparse(value)}` {way.why}",
+            f"`{filling.container}` keeps `{ast.unparse(value)}` {way.why}{as_well}",
             where,
             patch=diff(where.program, *wrapped(what, _CODE[way.fix])) if sure else "",
             remains=case.kept_itself if way.fix == "detach" else 0.0,
-            otherwise=way.otherwise and not tensors,
+            otherwise=in_vain or (way.otherwise and not tensors),
         )
+
+
+def _lines(numbers: Sequence[int]) -> str:
+    """``Line 86 keeps``, ``Lines 86 and 87 keep``."""
+    if len(numbers) == 1:
+        return f"Line {numbers[0]} keeps"
+    return f"Lines {' and '.join(map(str, numbers))} keep"
+
+
+def _others(case: Case, place: Place) -> list[int]:
+    """Lines at which further containers take such graphs: means and variances of one prediction.
+
+    Cut off one of them, and nothing of what they have in common is freed.
+    """
+    first: dict[Hashable, int] = {}
+    for holder in case.finding.holders:
+        other = case.place_of(holder) if holder.through_graph else None
+        if other is not None and growing(other) is not None:
+            first.setdefault(holder_key(holder), other.line)
+    return sorted({*first.values()} - {place.line})
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,18 +10,15 @@ import numpy as np
 from memprof.reference_chain import THROUGH_GRAPH
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
-from memprof.rules.graph_lines import calling_place, under_no_grad
+from memprof.rules.graph_lines import calling_place, none_meanwhile, under_no_grad
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.source_code.program import Place
 from memprof.source_code.torch_modes import without_gradients
-from memprof.trace import Phase
 
 __all__ = ["RULE"]
 
 _LEAST_MODULES = 3
 """Of fewer it may be results that are kept."""
-_LEAST_TENSORS = 8
-"""Of a shorter time it cannot be said that no backward pass comes in it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +45,7 @@ class NoBackward(GrowthRule[NeedlessGraph]):
         builds = case.graph and case.finding.kind is not Kind.CYCLE
         if (
             not builds
-            or (case.backward and not _none_meanwhile(case))
+            or (case.backward and not none_meanwhile(case.window, case.finding.evidence.allocs))
             or case.site is None
             or not (case.links & THROUGH_GRAPH or _is_of_modules(case))
         ):
@@ -72,19 +69,6 @@ def _is_of_modules(case: Case) -> bool:
     labels = np.unique(case.trace.events.label[case.finding.evidence.allocs])
     modules = {case.trace.label(int(label)).module for label in labels} - {""}
     return len(modules) >= _LEAST_MODULES
-
-
-def _none_meanwhile(case: Case) -> bool:
-    """Whether no backward pass ran from the first to the last of the tensors.
-
-    Others may: samples are drawn between two epochs of training.
-    """
-    allocs = case.finding.evidence.allocs
-    if case.trace is None or len(allocs) < _LEAST_TENSORS:
-        return False
-    phases = np.array([label.phase for label in case.trace.tables.labels])
-    between = case.trace.events.label[int(allocs[0]) : int(allocs[-1]) + 1]
-    return not bool((phases[between] == Phase.BACKWARD).any())
 
 
 RULE = NoBackward()

@@ -11,7 +11,7 @@ import numpy as np
 from memprof.records import Holder
 from memprof.rules.case import Case
 from memprof.rules.forward_passes import runs_within
-from memprof.rules.graph_lines import calling_place
+from memprof.rules.graph_lines import calling_place, under_no_grad
 from memprof.rules.lifespan import outlive_steps
 from memprof.rules.references import advice_on_exceptions
 from memprof.rules.rule import Advice, Match, WasteRule
@@ -107,12 +107,16 @@ class OldGraphs(WasteRule[OldGraph]):
         why = f"Tensors of {_earlier_steps(match)} are kept with the graphs that made them"
         site = calling_place(case)
         several = _keeping_one_pass(case, site) if site is not None else []
-        if site is not None and len(several) > 1 and _are_never_learned(match, case, several):
-            yield Advice(
-                "no_grad",
-                f"{why}: {_lines(several)} keep them, and no backward pass goes through them.",
-                site,
-            )
+        if site is not None and _is_left_alone(match, case):
+            kept_at = f"{_lines(several)} keep them, and no" if len(several) > 1 else "no"
+            patch = under_no_grad(case)
+            if patch or (len(several) > 1 and _are_never_learned(case, several)):
+                yield Advice(
+                    "no_grad",
+                    f"{why}: {kept_at} backward pass goes through them.",
+                    site,
+                    patch=patch,
+                )
         for place, argument in [*handed_to(site)][:1] if site is not None else ():
             text = ast.unparse(argument)
             safe = not is_object(place, argument) and not _learned_later(case, place, argument)
@@ -154,17 +158,20 @@ def _is_in(site: Place, frame: Frame) -> bool:
     return place is not None and place.function is site.function
 
 
-def _are_never_learned(match: OldGraph, case: Case, places: Sequence[Place]) -> bool:
-    """Whether no backward pass starts from what statements put into containers.
+def _is_left_alone(match: OldGraph, case: Case) -> bool:
+    """Whether no backward pass has gone through the graphs: it would have freed some of them.
 
-    Nor has one gone through the graphs: it would have freed some of them, unless told to retain.
+    Unless it is told to retain them.
     """
     window = case.window
     if window is None or _retains(window):
         return False
     freed_in = np.append(window.phase_of_event, Phase.UNKNOWN)[window.lives.free[match.rows]]
-    if (freed_in == Phase.BACKWARD).any():
-        return False
+    return not bool((freed_in == Phase.BACKWARD).any())
+
+
+def _are_never_learned(case: Case, places: Sequence[Place]) -> bool:
+    """Whether no backward pass starts from what statements put into containers."""
     filled = [(place, growing(place)) for place in places]
     return all(
         filling is not None and not goes_backward(place, filling.container, case.everywhere)
