@@ -11,7 +11,7 @@ from memprof.run import Steps
 from memprof.trace import NOT_RECORDED
 from memprof.views.trend import floor, rise, rises_throughout
 
-__all__ = ["CountedRise", "counted_rise"]
+__all__ = ["CountedRise", "counted_rise", "repeated_rise"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -23,6 +23,11 @@ _LEAST_LATE = 4
 """Counts in the later half of the steps: with fewer, the rate must be what it was before."""
 _AS_FAST = 0.75
 """Of the rate before."""
+_AT_ONCE = 0.75
+"""Of a rise, that comes at one place: a data set that is read in the end. What doubles each time
+comes to half of it there."""
+_SHORT = 0.05
+"""Of the steps over which it rises."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,13 +64,28 @@ def counted_rise(steps: Steps) -> CountedRise | None:
     low, high = int(risen.places[0]) - 1, int(risen.places[-1])
     least = floor(allocated)
     total = int(least[high] - least[low])
-    if total < max(_LEAST_RISE, _LEAST_SHARE * int(allocated.max())):
+    rising = slice(low, high + 1)
+    if repeated_rise(least[rising], numbers[rising]) < max(
+        _LEAST_RISE, _LEAST_SHARE * int(allocated.max())
+    ):
         return None
     if not rises_throughout(_by_step(numbers, least, low), 0):
         return None
     if not _goes_on(numbers, least, low, high):
         return None
     return CountedRise(total, int(numbers[low]), int(numbers[high]), numbers[low:], least[low:])
+
+
+def repeated_rise(least: Ints, numbers: Ints) -> int:
+    """Bytes by which a floor rises again and again: all, or without what it rises by at once.
+
+    ``numbers`` are those of the steps with figures. Between two that lie far apart it may have
+    risen many times.
+    """
+    total = int(least[-1] - least[0]) if len(least) else 0
+    is_short = np.diff(numbers) <= max(1.0, _SHORT * float(numbers[-1] - numbers[0]))
+    largest = int(np.diff(least)[is_short].max(initial=0))
+    return total - largest if largest > _AT_ONCE * total else total
 
 
 def _by_step(numbers: Ints, least: Ints, low: int) -> Ints:

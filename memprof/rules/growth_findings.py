@@ -21,6 +21,7 @@ from memprof.rules.between_windows import StacklessGroup, stackless_group, with_
 from memprof.rules.beyond_windows import beyond_windows
 from memprof.rules.containers import is_cycle_around_bounded, is_kept_short, is_of_key
 from memprof.rules.counted_later import came_and_went
+from memprof.rules.counted_rise import repeated_rise
 from memprof.rules.cyclic_garbage import cyclic_garbage, freed_by_collector
 from memprof.rules.finding import Evidence, Growth, Kind, RuleFinding, Series
 from memprof.rules.group_by_holder import (
@@ -209,14 +210,24 @@ class _Leak:
         return bool(has_parameters) or LinkKind.PARAMETER in links
 
     def _models_by_count(self, rows: Ints) -> float:
-        """How many as large as those that were recorded the counted bytes have risen by."""
+        """How many there are by now, if counted bytes have risen since as they did with those.
+
+        With the recorded ones came what else a round leaves, as gradients and their states.
+        """
         births = np.unique(np.concatenate([group.places for group in self.cluster.groups]))
-        each = self.survival.lives.size[rows].sum() / max(1, len(births))
-        counted = self.device.steps.allocated[self.device.steps.allocated != NOT_RECORDED]
-        if not len(counted) or not each:
+        steps = self.device.steps
+        with_figures = steps.allocated != NOT_RECORDED
+        counted, numbers = steps.allocated[with_figures], steps.last[with_figures]
+        if not len(counted):
             return 0.0
         least = floor(counted)
-        return float((least[-1] - least[0]) / each)
+        last_step = self.survival.steps[min(int(births[-1]), len(self.survival) - 1)]
+        at = int(np.searchsorted(numbers, last_step, side="right"))
+        with_recorded = int(least[max(0, at - 1)] - least[0])
+        if with_recorded > 0:
+            return float(len(births) * repeated_rise(least, numbers) / with_recorded)
+        each = self.survival.lives.size[rows].sum() / max(1, len(births))
+        return float(repeated_rise(least, numbers) / each) if each else 0.0
 
     def finding(self) -> RuleFinding:
         """The cluster as a finding, without remedies."""

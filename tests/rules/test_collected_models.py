@@ -71,8 +71,14 @@ def test_five_models_are_an_ensemble_or_folds_and_eight_pile_up(tmp_path):
     assert findings_of(eight, tmp_path / "b.json", steps=64)[0].rule == "collected-models"
 
 
-@pytest.mark.parametrize(("models", "is_told"), [(5, False), (30, True)])
-def test_more_that_are_counted_after_five_were_recorded_pile_up(tmp_path, models, is_told):
+@pytest.mark.parametrize(
+    ("models", "each", "at_the_end", "is_told"),
+    [(5, 1, 0, False), (30, 1, 0, True), (5, 3, 0, False), (30, 3, 0, True), (5, 1, 90, False)],
+)
+def test_more_that_are_counted_after_five_were_recorded_pile_up(
+    tmp_path, models, each, at_the_end, is_told
+):
+    """A fold may leave more than its model, and a data set is read after all of them."""
     trace = TraceBuilder(device="cpu")
     numbers = list(range(8 * models))
     for step in numbers[:40]:
@@ -80,7 +86,8 @@ def test_more_that_are_counted_after_five_were_recorded_pile_up(tmp_path, models
         if step % 8 == 0:
             stack = (Frame("main", "folds.py", 9),)
             trace.alloc(1 << 20, f"m{step}", stack=stack, category=Category.PARAMETER)
-    allocated = [(step // 8 + 1) << 20 for step in numbers]
+    allocated = [each * (step // 8 + 1) << 20 for step in numbers]
+    allocated[-2:] = [nbytes + (at_the_end << 20) for nbytes in allocated[-2:]]
     columns = StepColumns(
         first=numbers,
         last=numbers,

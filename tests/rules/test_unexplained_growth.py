@@ -91,6 +91,7 @@ def test_what_a_finding_holds_is_explained(tmp_path):
         lambda step: (
             MIB * (min(step, 7) + (step in (20, 22)) * 2 + (step == 23) * 3)
         ),  # a late load
+        lambda step: MIB * step // 10 + 20 * MIB * (step >= 22),  # one, and little else
     ],
 )
 def test_what_settles_falls_or_is_small_is_no_growth(tmp_path, size_after):
