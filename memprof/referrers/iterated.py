@@ -7,6 +7,10 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
+from memprof.cpython.object_addresses import addresses
 from memprof.referrers.introspection import type_mro
 from memprof.referrers.links_by_type import KEEPING_ITERATORS
 from memprof.referrers.roots import Root
@@ -15,9 +19,10 @@ from memprof.sources.user_files import is_user_file
 __all__ = ["iterated_roots"]
 
 _MOST = 4
-"""Iterators that are looked at: each takes a pass or two over all objects."""
+"""Iterators that are looked at."""
 _MOST_AROUND = 4
-"""Iterators around one another, with a tuple of them in ``zip``."""
+"""Iterators around one another, with a tuple of them in ``zip``: each takes a pass over all
+objects."""
 
 
 def iterated_roots(
@@ -32,13 +37,25 @@ def iterated_roots(
     """
     own = [one for one in iterators if issubclass(type(one), KEEPING_ITERATORS) or _is_of_user(one)]
     del own[_MOST:]
-    # by their places: a variable of this loop would be a reference that no object accounts for
-    rows = [
-        at
-        for at in range(len(own))
-        if not is_late() and _is_on_a_stack(own[at : at + 1], _MOST_AROUND)
-    ]
-    return [_root(own[at]) for at in rows]
+    return [_root(own[at]) for at in sorted(_rows_on_a_stack(own, is_late))]
+
+
+def _rows_on_a_stack(own: list[object], is_late: Callable[[], bool]) -> set[int]:
+    """Which of a list's items, or an iterator around it, no object accounts for."""
+    on_stack: set[int] = set()
+    around, rows_of = own, [{at} for at in range(len(own))]
+    for _ in range(_MOST_AROUND + 1):
+        if not around or is_late():
+            break
+        unaccounted, referrers, referring = _referrers_of(around)
+        on_stack.update(*(rows_of[at] for at in unaccounted))
+        outer = [
+            (number, left)
+            for number, items in sorted(referring.items())
+            if (left := set().union(*(rows_of[at] for at in items)) - on_stack)
+        ]
+        around, rows_of = [referrers[number] for number, _ in outer], [left for _, left in outer]
+    return on_stack
 
 
 def _root(one: object) -> Root:
@@ -62,23 +79,27 @@ def _is_iterator(kind: type) -> bool:
     return any("__next__" in type.__dict__["__dict__"].__get__(one) for one in type_mro(kind))
 
 
-def _is_on_a_stack(holder: Sequence[object], most_around: int) -> bool:
-    """Whether the one item of a list, or an iterator around it, is referred to by no object.
+def _referrers_of(items: list[object]) -> tuple[list[int], list[object], dict[int, list[int]]]:
+    """What refers to some objects, in one pass over all of them.
 
-    No variable here may refer to it: that would be such a reference itself.
+    Returns the places of those that have more references than objects account for; all that refer
+    to one; and of the iterators and tuples among these, by their places, which items they have.
+    No variable here or above may refer to one of the items: that would be such a reference itself.
     """
-    referrers = gc.get_referrers(holder[0])
-    references = sum(
-        sum(referent is holder[0] for referent in gc.get_referents(referrers[at]))
-        for at in range(len(referrers))
-    )
-    if sys.getrefcount(holder[0]) - 1 > references:
-        return True
-    around = [
-        at
-        for at in range(len(referrers))
-        if type(referrers[at]) is tuple or _is_iterator(type(referrers[at]))
-    ]
-    return most_around > 0 and any(
-        _is_on_a_stack(referrers[at : at + 1], most_around - 1) for at in around
-    )
+    referrers = gc.get_referrers(*items)
+    counts = _references(referrers, items)  # one item may refer to another
+    referring: dict[int, list[int]] = {}
+    for number in range(len(referrers)):
+        references = _references(gc.get_referents(referrers[number]), items)
+        counts += references
+        if type(referrers[number]) is tuple or _is_iterator(type(referrers[number])):
+            referring[number] = np.flatnonzero(references).tolist()
+    unaccounted = [at for at in range(len(items)) if sys.getrefcount(items[at]) - 1 > counts[at]]
+    return unaccounted, referrers, referring
+
+
+def _references(referents: list[object], items: list[object]) -> npt.NDArray[np.int64]:
+    """How often each of a few objects is in a list, which may be of all objects that there are."""
+    ids, at = addresses(items), addresses(referents)
+    counts: npt.NDArray[np.int64] = (at[np.isin(at, ids)][:, None] == ids).sum(axis=0)
+    return counts

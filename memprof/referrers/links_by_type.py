@@ -31,6 +31,7 @@ _KEEPING = {
 
 What the branches of a ``tee`` share is a list of a type of its own.
 """
+del _branch  # no name that a search follows would lead to it: it would look for one in vain
 
 
 def in_code(kind: LinkKind, name: str, function: types.FunctionType) -> Link:

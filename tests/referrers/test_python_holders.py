@@ -22,8 +22,9 @@ import torch
 
 from memprof.errors import SettingsError
 from memprof.records import Holder
-from memprof.reference_chain import Link
+from memprof.reference_chain import Link, LinkKind
 from memprof.referrers.find_holders import find_holders, holders
+from memprof.referrers.links_by_type import KEEPING_ITERATORS
 from tests.programs.shell import MODULE, start_shell
 
 HERE = Path(__file__).name
@@ -448,6 +449,33 @@ def test_a_generator_that_only_a_cycle_keeps_is_none_that_a_loop_goes_through() 
     next(Loader().iterator)
     (holder,) = holders(tensor_of(1238))
     assert [link.kind for link in holder.links][:1] == ["cycle"]
+
+
+def test_iterators_of_one_program_are_told_apart_in_one_pass() -> None:
+    """One that a loop goes through, and one that a cycle keeps."""
+
+    class Loader:
+        def __init__(self) -> None:
+            self.iterator = itertools.cycle([torch.ones(1239)])
+
+    loader = Loader()
+    loader.loader = loader  # type: ignore[attr-defined]
+    next(loader.iterator)
+    del loader
+    for _, kept in zip(range(1), itertools.cycle([torch.ones(1240)]), strict=False):
+        assert len(kept) == 1240
+        del kept
+        in_cycle, in_loop = find_holders([tensor_of(1239), tensor_of(1240)])
+    assert in_cycle[0].kind == LinkKind.CYCLE
+    assert in_loop[0].links[0].kind == LinkKind.ITERATOR
+
+
+def test_memprof_leaves_no_iterator_that_a_search_would_look_for() -> None:
+    """A pass over all objects each time, a fifth of a search, for what no program has made."""
+    own = [module for name, module in sys.modules.items() if name.split(".")[0] == "memprof"]
+    variables = [one for module in own for one in vars(module).values()]
+    assert own
+    assert not [one for one in variables if isinstance(one, KEEPING_ITERATORS)]
 
 
 def test_a_suspended_coroutine_is_told() -> None:
