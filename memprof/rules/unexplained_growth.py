@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -203,7 +203,7 @@ def _accumulated(
     if last is None or not len(last.steps) or not collected:
         return 0
     alive = last.lives.alive_at(last.first_event[int(last.steps[-1])])
-    return last.bytes_of(_made_by(collected, last) & alive & (last.made_in >= since))
+    return last.bytes_of(_made_by(collected, examination, last) & alive & (last.made_in >= since))
 
 
 def _made_larger(
@@ -223,7 +223,7 @@ def _made_larger(
     if last is None or not len(steps) or not wasted:
         return 0
     # What lives on for steps is growth, whatever else is wrong with it.
-    mask = _made_by(wasted, last) & (last.freed_in - last.made_in < SURVIVOR_AGE)
+    mask = _made_by(wasted, examination, last) & (last.freed_in - last.made_in < SURVIVOR_AGE)
     before, now = (
         last.bytes_of(mask & last.lives.alive_at(last.first_event[int(step)]))
         for step in (steps[0], steps[-1])
@@ -231,16 +231,27 @@ def _made_larger(
     return now - before
 
 
-def _made_by(findings: Sequence[RuleFinding], window: Window) -> Bools:
-    """Which lifetimes of a window have the stack of one of some findings.
+def _made_by(
+    findings: Sequence[RuleFinding], examination: DeviceExamination, window: Window
+) -> Bools:
+    """Which lifetimes of a window have a stack of one of some findings.
 
     Or one that begins like it in a library, which comes to its evaluation by several ways.
     """
-    ways = {_way_of(one.stack) for one in findings}
+    ways = {_way_of(stack) for one in findings for stack in _stacks(one, examination)}
     numbers = range(len(window.trace.tables.stacks))
     of_stack = np.array([_way_of(window.trace.stack(number)) in ways for number in numbers])
     mask: Bools = of_stack[window.lives.stack]
     return mask
+
+
+def _stacks(finding: RuleFinding, examination: DeviceExamination) -> Iterator[tuple[Frame, ...]]:
+    """Its own stack, and those of all tensors that it is about: of steps, and of differences."""
+    yield finding.stack
+    at, windows = finding.evidence.window, examination.windows
+    if finding.match is not None and -len(windows) <= at < len(windows):
+        numbers = np.unique(windows[at].lives.stack[finding.match.rows]).tolist()
+        yield from (windows[at].trace.stack(number) for number in numbers if number != EMPTY)
 
 
 def _way_of(stack: tuple[Frame, ...]) -> tuple[Frame, ...]:

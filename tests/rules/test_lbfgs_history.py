@@ -9,19 +9,22 @@ import pytest
 import torch
 from torch import nn
 
+from memprof.loading import load
+from memprof.rules.unexplained_growth import unexplained_growth
 from memprof.rules.waste.lbfgs_history import RULE, History
 from memprof.source_code.program import source_of
+from memprof.views.examination import examine
 from tests.rules.recorded import findings_of
 
 WIDTH = 64
 VECTOR = (WIDTH * WIDTH + WIDTH) * 4
 
 
-def training(**options):
+def training(width=WIDTH, lr=0.5, **options):
     torch.manual_seed(0)
-    model = nn.Linear(WIDTH, WIDTH)
-    x, y = torch.randn(32, WIDTH), torch.randn(32, WIDTH)
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, **options)
+    model = nn.Linear(width, width)
+    x, y = torch.randn(32, width), torch.randn(32, width)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=lr, max_iter=4, **options)
 
     def closure():
         optimizer.zero_grad()
@@ -53,6 +56,15 @@ def test_a_short_history_saves_all_older_pairs(tmp_path):
     assert only.code.startswith("optimizer = torch.optim.LBFGS(")
     assert only.patch == ""  # it may be among the options
     assert only.saves_bytes >= (vectors - 20 - 2) * VECTOR
+
+
+def test_growth_of_a_history_that_is_not_full_yet_is_explained(tmp_path):
+    path = tmp_path / "run.json"
+    found = findings_of(lambda: training(width=512, lr=1e-3), path)
+    examination = examine(load(path))
+    assert [one.rule for one in found if not one.minor] == ["lbfgs-history"]
+    assert unexplained_growth(examination, found) is None
+    assert unexplained_growth(examination, ()).bytes > 16 * 512 * 512 * 4
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ class LbfgsHistory(WasteRule[History]):
     summary = "L-BFGS keeps a long history of vectors as long as all parameters"
     fixes = ("history_size",)
     stands_beside = True
+    accumulates = True
 
     def matches(self, window: Window) -> Iterator[History]:
         """Vectors of the optimizer's that outlive their steps, many of them at the peak."""
