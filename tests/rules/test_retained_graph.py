@@ -107,6 +107,35 @@ def test_a_graph_that_stays_beside_the_passes_after_its_own_is_to_be_cut_off(tmp
     assert (second.fix, second.code) == ("del_ref", "worth.backward(retain_graph=not cut)")
 
 
+def real_and_made():
+    """The critic judges what is real first, and that is larger."""
+    generator, optimizer = job()
+    critic, others = job()
+
+    def step(number):
+        made = generator(torch.randn(256, 64))
+        real = critic(torch.randn(1024, 64))
+        false = critic(made)
+        worth = real.square().mean() - false.square().mean()
+        others.zero_grad()
+        worth.backward(retain_graph=True)
+        others.step()
+        optimizer.zero_grad()
+        critic(made.repeat(4, 1)).mean().backward()
+        optimizer.step()
+        worth.item()
+
+    return step
+
+
+def test_the_pass_that_is_to_be_cut_off_is_the_one_of_what_is_needed_later(tmp_path):
+    found, *_ = findings_of(real_and_made, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert found.rule == "retained-graph"
+    assert (first.fix, first.typed) == ("detach", "made.detach()")
+    assert first.code == "false = critic(made)"
+
+
 def of_one_batch():
     """Both passes go through the same batch, which has no graph that could be cut off."""
     model, optimizer = job()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,7 +125,9 @@ class RetainedGraph(WasteRule[Retained]):
                 requests = []  # the others' graphs may be gone through again
             for place in within:
                 own = format_bytes(match.of_line_bytes) if match.of_line_bytes else nbytes
-                yield from _advice_within(place, calling, own, match)
+                yield from _advice_within(
+                    place, [place, *_within(match, case, calling)], calling, own, match
+                )
         why = f"{nbytes} of activations outlive the backward pass, held by the loss or the output."
         dropped = Advice("del_ref", why, case.site)
         # Where a loop goes through the graph again, it is to be dropped, not to be freed.
@@ -255,13 +257,30 @@ def _advice_on_carried(site: Place, calling: Place) -> Iterator[Advice]:
     )
 
 
-def _advice_within(site: Place, calling: Place, nbytes: str, match: Retained) -> Iterator[Advice]:
+def _within(match: Retained, case: Case, calling: Place) -> Iterator[Place]:
+    """Statements in the function of a backward pass that made some of what stays after it."""
+    window = case.window
+    if window is None:
+        return
+    stacks = np.unique(window.lives.stack[match.rows]).tolist()
+    frames = {frame for stack in stacks for frame in window.user_frames(window.trace.stack(stack))}
+    for frame in sorted(frames, key=lambda one: one.line):
+        place = case.place_at(frame.filename, frame.line)
+        if place is not None and place.scope is calling.scope:
+            yield place
+
+
+def _advice_within(
+    site: Place, sites: Sequence[Place], calling: Place, nbytes: str, match: Retained
+) -> Iterator[Advice]:
     """Detach what a later pass goes through as well, and let go of what holds the graph.
 
-    The first only where gradients that such a pass adds are cleared before the last one.
+    The first only where gradients that such a pass adds are cleared before the last one. Of several
+    ``sites`` that made what stays it is where something is handed over that later passes need.
     """
-    of_graphs = _bound_by(site, match.made_before)
-    shared = sorted(loaded_names(site.statement) & _read_below(calling) & of_graphs)
+    of_graphs = _bound_by(site, match.made_before) & _read_below(calling)
+    handing = next((one for one in sites if loaded_names(one.statement) & of_graphs), site)
+    shared = sorted(loaded_names(handing.statement) & of_graphs)
     line = calling.statement.lineno
     detach = [
         Advice(
@@ -269,7 +288,7 @@ def _advice_within(site: Place, calling: Place, nbytes: str, match: Retained) ->
             f"{nbytes} of activations stay after the backward pass of line {line}, which keeps "
             f"them as `{name}` is gone through again later: hand over `{name}.detach()` here where "
             "this pass need not reach what made it, and drop `retain_graph=True`.",
-            site,
+            handing,
             typed=f"{name}.detach()",
         )
         for name in shared[:1]
