@@ -47,6 +47,29 @@ def test_scores_are_to_be_kept_and_models_let_go(tmp_path):
     assert (first.fix, first.code) == ("del_ref", "models.append(model)")
 
 
+def with_their_optimizers():
+    trained = {}
+
+    def step(number):
+        model = nn.Linear(WIDTH, WIDTH, bias=False)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        model(torch.randn(8, WIDTH)).square().mean().backward()
+        optimizer.step()
+        trained[number] = (model, optimizer)
+
+    return step
+
+
+def test_models_are_to_be_kept_without_their_optimizers_and_gradients(tmp_path):
+    (found,) = findings_of(with_their_optimizers, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (first.rule, first.fix) == ("collected-models", "del_ref")
+    assert "each with the states of its optimizer and its gradients" in first.why
+    parameters = WIDTH * WIDTH * 4
+    assert found.bytes_per_step == 4 * parameters + 4  # and AdamW's count of steps
+    assert first.saves_bytes == pytest.approx(3 * parameters, rel=0.01)
+
+
 def ensemble(members):
     """So many members are trained one after the other, each for some steps, and kept."""
     kept = []

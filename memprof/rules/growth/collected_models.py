@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case
 from memprof.rules.containers import (
@@ -16,6 +18,7 @@ from memprof.rules.containers import (
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.rules.source_facts import handed_over
 from memprof.source_code.program import Place
+from memprof.trace import Category
 
 __all__ = ["RULE"]
 
@@ -48,12 +51,34 @@ class CollectedModels(GrowthRule[Models]):
     def advice(self, cause: Models, case: Case) -> Iterator[Advice]:
         """Keep what is read of them."""
         last_links = {holder.links[-1].kind for holder in case.finding.holders}
+        parameters, states = _shares(case)
         if last_links == {LinkKind.OPTIMIZER_STATE} and not case.finding.growth.has_parameters:
             keeps = "optimizers with their state: keep the last one, or the numbers that are read"
-            place = cause.container.place
+            yield Advice("del_ref", f"{cause.container}, and keeps {keeps}.", cause.container.place)
+        elif parameters and states:
+            keeps = (
+                "whole models, each with the states of its optimizer and its gradients: keep the "
+                "models alone, after `zero_grad()`; or the best of them, their scores or files"
+            )
+            why = f"{cause.container}, and keeps {keeps}."
+            yield Advice("del_ref", why, cause.origin, remains=parameters)
         else:
-            keeps, place = "whole models: keep their scores or files", cause.origin
-        yield Advice("del_ref", f"{cause.container}, and keeps {keeps}.", place)
+            keeps = "whole models: keep their scores or files"
+            yield Advice("del_ref", f"{cause.container}, and keeps {keeps}.", cause.origin)
+
+
+def _shares(case: Case) -> tuple[float, float]:
+    """The shares of the bytes that are parameters, which stay with the models, and states."""
+    window = case.window
+    if window is None:
+        return 0.0, 0.0
+    rows = np.flatnonzero(np.isin(window.lives.alloc, case.finding.evidence.allocs))
+    sizes, category = window.lives.size[rows], window.category[rows]
+    parameters, states = (
+        float(sizes[category == one].sum()) / max(1, int(sizes.sum()))
+        for one in (Category.PARAMETER, Category.OPTIMIZER_STATE)
+    )
+    return parameters, states
 
 
 def _origin(container: FilledContainer, case: Case) -> Place:
