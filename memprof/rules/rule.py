@@ -120,6 +120,9 @@ class WasteRule(Rule, Generic[AnyMatch]):
     """Who holds the tensors matters: the job's own search is looked up."""
     needed: ClassVar[bool] = False
     """The program as it is needs the bytes: only another way of computing spares them."""
+    other_operators: ClassVar[bool] = False
+    """Its change has other operators compute the same: what is there for no use comes first where
+    it comes to nearly as much."""
     stands_beside: ClassVar[bool] = False
     """It says something else of the tensors than other rules: it yields to none."""
     yields_beyond: ClassVar[tuple[str, ...]] = (ANY_GROWTH,)

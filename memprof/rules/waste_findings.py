@@ -34,6 +34,8 @@ _MOST = 6
 _MOST_HOLDERS = 3
 _LEAST_HELD = 0.02
 """Of a match's bytes, that one stack made: who holds less is not who holds them."""
+_OTHER_OPERATORS = 0.75
+"""What a change to other operators counts for: one line that says `no_grad` is sooner written."""
 _MOSTLY = 0.5
 """Of a match's tensors: with more in another match both are about the same."""
 
@@ -60,7 +62,8 @@ class _Candidate:
     @property
     def rank(self) -> tuple[bool, float, bool]:
         """What may be meant comes last; the largest first; of equals, the one that yields last."""
-        return self.match.tentative, -self.share, self.yields_to_all
+        weight = _OTHER_OPERATORS if self.rule.other_operators else 1.0
+        return self.match.tentative, -self.share * weight, self.yields_to_all
 
     def gives_way_to(self, other: _Candidate) -> bool:
         """True if its rule declares that ``other`` says it better, and does so of its tensors."""

@@ -62,6 +62,26 @@ def test_the_layer_and_what_its_messages_take_are_named(tmp_path):
     assert not found.minor
 
 
+def evaluated_with_gradients():
+    torch.manual_seed(0)
+    nodes, layer = 512, layers().SumConv()
+    edges, x = torch.randint(nodes, (2, EDGES)), torch.rand(nodes, CHANNELS)
+    blocks = (m for _ in range(6) for m in (torch.nn.Linear(CHANNELS, CHANNELS), torch.nn.Tanh()))
+    net = torch.nn.Sequential(*blocks)
+
+    def step(number):
+        return layer(net(x), edges).sum().item()
+
+    return step
+
+
+def test_what_is_there_for_nothing_comes_before_operators_that_take_less(tmp_path):
+    first, second, *_ = findings_of(evaluated_with_gradients, tmp_path / "r.json")
+    assert (first.rule, first.remedies[0].fix) == ("evaluation-graph", "no_grad")
+    assert second.rule == "edge-messages"
+    assert first.remedies[0].saves_bytes < second.remedies[0].saves_bytes
+
+
 @pytest.mark.parametrize("program", [looks_alike, sparse])
 def test_a_layer_that_needs_its_messages_or_makes_none_is_left_alone(program, tmp_path):
     assert not messages(program, tmp_path / "r.json")

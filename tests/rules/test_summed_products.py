@@ -42,6 +42,34 @@ def in_one_statement():
     return step
 
 
+class Contrast(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.similarity = torch.nn.CosineSimilarity(dim=2)
+
+    def forward(self, x):
+        one = x.unsqueeze(1)
+        return self.similarity(one, x.unsqueeze(0))
+
+
+def cosines_by_a_module():
+    contrast = Contrast()
+
+    def step(number):
+        contrast(torch.rand(WIDTH, ROWS, requires_grad=True)).exp().sum().backward()
+
+    return step
+
+
+def cosines_of_a_module_without_gradients():
+    contrast = Contrast()
+
+    def step(number):
+        return contrast(torch.rand(WIDTH, ROWS)).amax().item()
+
+    return step
+
+
 def cosines():
     def step(number):
         x = torch.rand(WIDTH, ROWS)
@@ -49,6 +77,12 @@ def cosines():
         return scores.amax().item()
 
     return step
+
+
+@pytest.mark.parametrize("program", [cosines_by_a_module, cosines_of_a_module_without_gradients])
+def test_the_module_that_compares_makes_the_same_products(program, tmp_path):
+    found = findings_of(program, tmp_path / "run.json")[0]
+    assert (found.rule, found.remedies[0].fix) == ("summed-products", "einsum")
 
 
 def test_cosines_of_all_pairs_are_such_products(tmp_path):

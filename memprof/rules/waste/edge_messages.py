@@ -44,6 +44,7 @@ class EdgeMessages(WasteRule[Messages]):
     name = "edge-messages"
     summary = "a graph layer makes a message for each edge, where a sparse product would do"
     fixes = ("sparse_adjacency", "transform_nodes")
+    other_operators = True
 
     def matches(self, window: Window) -> Iterator[Messages]:
         """The large tensor of the peak, made by a layer that can do without."""

@@ -10,12 +10,15 @@ from memprof.rules.large_tensor import large_tensor, made_by_its_statement, matc
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.program import Place, called_name, calls_in
 from memprof.source_code.reductions import reductions_of
+from memprof.source_code.values import values_of
 from memprof.units import format_bytes
 from memprof.views.window import Window
 
 __all__ = ["RULE"]
 
 _SUMS = frozenset(("mean", "sum"))
+_SIMILARITY = "CosineSimilarity.forward"
+"""The method of torch's module that multiplies and sums by itself."""
 
 
 class SummedProducts(WasteRule[Match]):
@@ -28,7 +31,10 @@ class SummedProducts(WasteRule[Match]):
     def matches(self, window: Window) -> Iterator[Match]:
         """The large tensor of the peak, a product of shapes that broadcast, and only summed."""
         large = large_tensor(window)
-        if large is None or large.place is None or not made_by_its_statement(window, large.row):
+        if large is None or large.place is None:
+            return
+        by_similarity = any(one.name == _SIMILARITY for one in window.stack(large.row))
+        if not (by_similarity or made_by_its_statement(window, large.row)):
             return
         if _is_only_summed(large.place):
             yield match_of(window, large, large.in_every_step)
@@ -55,17 +61,29 @@ def _is_only_summed(place: Place) -> bool:
     """
     for node in ast.walk(place.statement):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-            if not (_has_new_dimension(node.left) and _has_new_dimension(node.right)):
+            if not all(_has_new_dimension(one, place) for one in (node.left, node.right)):
                 continue
             sums = reductions_of(place, node)
             names = {called_name(call) if call is not None else "" for call in sums}
             if names and names <= _SUMS and all(map(_is_direct, sums)):
                 return True
     # It multiplies, and sums what it has multiplied, by itself.
-    similar = calls_in(place.statement, "cosine_similarity")
+    similar = [call for call in calls_in(place.statement) if _is_similarity(place, call)]
     return any(
-        len(call.args) > 1 and all(map(_has_new_dimension, call.args[:2])) for call in similar
+        len(call.args) > 1 and all(_has_new_dimension(one, place) for one in call.args[:2])
+        for call in similar
     )
+
+
+def _is_similarity(place: Place, call: ast.Call) -> bool:
+    """Whether a call is one of torch's cosine similarity, as a function or a module."""
+    if called_name(call) == "cosine_similarity":
+        return True
+    modules: list[ast.expr | None] = [call.func]
+    if isinstance(call.func, (ast.Name, ast.Attribute)):
+        modules = list(values_of(place, ast.unparse(call.func)))
+    names = {called_name(one) if one is not None else "" for one in modules}
+    return names == {"CosineSimilarity"}
 
 
 def _is_direct(call: ast.Call | None) -> bool:
@@ -82,8 +100,16 @@ def _is_direct(call: ast.Call | None) -> bool:
     return bool(given) and isinstance(value, (ast.BinOp, ast.Name))
 
 
-def _has_new_dimension(value: ast.expr) -> bool:
-    """Whether an operand is given a dimension of length one: ``x[:, None]``, ``x.unsqueeze(1)``."""
+def _has_new_dimension(value: ast.expr, place: Place) -> bool:
+    """Whether an operand is given a dimension of length one: ``x[:, None]``, ``x.unsqueeze(1)``.
+
+    Or a name stands for such an operand alone.
+    """
+    if isinstance(value, ast.Name):
+        values = list(values_of(place, value.id))
+        if len(values) != 1 or values[0] is None or isinstance(values[0], ast.Name):
+            return False
+        value = values[0]
     if isinstance(value, ast.Subscript):
         entries = value.slice.elts if isinstance(value.slice, ast.Tuple) else [value.slice]
         return any(isinstance(one, ast.Constant) and one.value is None for one in entries)

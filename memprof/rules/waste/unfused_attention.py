@@ -90,6 +90,7 @@ class UnfusedAttention(WasteRule[AttentionScores]):
     name = "unfused-attention"
     summary = "attention without a fused kernel keeps a score for every pair of positions"
     fixes = ("fused_attention",)
+    other_operators = True
     yields_to = ("evaluation-graph", "unused-gradients")
 
     def matches(self, window: Window) -> Iterator[AttentionScores]:
