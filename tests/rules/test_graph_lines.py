@@ -123,3 +123,40 @@ def test_old_graphs_that_never_go_backward_are_told_not_to_be_built(tmp_path):
     assert (first.fix, first.code) == ("no_grad", "return critic(x).mean()")
     assert "+@torch.no_grad()\n def score(critic, x):" in first.patch
     assert [one.fix for one in others] == ["detach"]
+
+
+def adapted():
+    """An evaluation in the middle: its sum has the graphs of all its rounds until the next one."""
+    model = nn.Sequential(*(m for _ in range(3) for m in (nn.Linear(WIDTH, WIDTH), nn.Tanh())))
+    last = []
+
+    def loss_after_adapting():
+        loss = model(torch.randn(512, WIDTH)).square().mean()
+        inner = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+        return loss + sum(one.square().sum() for one in inner)
+
+    def evaluate():
+        total = 0.0
+        for _ in range(4):
+            loss = loss_after_adapting()
+            total += loss
+        return total
+
+    def step(number):
+        loss_after_adapting().backward()
+        model.zero_grad()
+        if number == 10:
+            last[:] = [evaluate()]
+
+    return step
+
+
+def test_graphs_of_one_evaluation_that_came_late_are_no_growth(tmp_path):
+    (graphs,) = [
+        one for one in findings_of(adapted, tmp_path / "run.json") if one.rule == "old-graphs"
+    ]
+    assert graphs.match.steps == 1
+    assert not graphs.minor
+    (cut,) = graphs.remedies
+    assert (cut.fix, cut.code) == ("detach", "last[:] = [evaluate()]")
+

@@ -11,7 +11,7 @@ import numpy as np
 from memprof.records import Holder
 from memprof.rules.case import Case
 from memprof.rules.forward_passes import runs_within
-from memprof.rules.graph_lines import calling_place, under_no_grad
+from memprof.rules.graph_lines import calling_place, running_sum, under_no_grad
 from memprof.rules.lifespan import outlive_steps
 from memprof.rules.references import advice_on_exceptions
 from memprof.rules.rule import Advice, Match, WasteRule
@@ -128,6 +128,9 @@ class OldGraphs(WasteRule[OldGraph]):
             yield Advice("detach", why_here, place, patch=patch)
         yield from advice_on_exceptions(case)
         each = f": detach what {_lines(several)} keep" if len(several) > 1 else ""
+        added = running_sum(places[0]) if places else None
+        if added is not None:
+            each = f": add `{ast.unparse(added.value)}` detached, or its number (`.item()`)"
         yield Advice("detach", f"{why}{each}.", places[0] if places else site)
 
 
@@ -267,8 +270,11 @@ def _retains(window: Window) -> bool:
 def _grows(window: Window, mask: Bools) -> bool:
     """Whether there is much more of it in the second half of the steps than there ever was before.
 
-    What is emptied now and then, as at each epoch's end, has as much in both.
+    What is emptied now and then, as at each epoch's end, has as much in both. Those of one step
+    alone are no more for that they came late.
     """
+    if len(np.unique(window.made_in[mask])) == 1:
+        return False
     there = [window.bytes_of(mask & window.lives.alive_at(event)) for event in _step_events(window)]
     half = len(there) // 2
     return max(there[half:]) > _GROWTH * max(there[: half + 1])
