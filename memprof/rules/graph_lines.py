@@ -39,6 +39,7 @@ __all__ = [
     "calling_place",
     "holding_places",
     "is_forward",
+    "is_unlearned",
     "none_meanwhile",
     "of_many_steps",
     "on_the_way",
@@ -160,20 +161,44 @@ def _is_carried_on(program: Program, call: ast.Call) -> bool:
 
 def under_no_grad(case: Case) -> str:
     """``@torch.no_grad()`` above the user's outermost function without a backward pass."""
-    for _, place in case.frames:
-        function = place.function
-        if function is None or place.class_ is not None or calls_in(function, *_STEPPING):
-            continue
+    for place in _without_backward(case):
         program = place.program
-        if "torch" not in {a.asname or a.name for n in program.tree.body
-                           if isinstance(n, ast.Import) for a in n.names}:  # fmt: skip
+        if place.class_ is not None or "torch" not in _modules_imported(program):
             continue
-        learns = flow_from([program, *case.everywhere], function.name).learned
-        if learns or serves_training(case, place):
+        function = place.function
+        if function is None or not _is_unlearned(case, place):
             return ""
         line = min([function.lineno, *(d.lineno for d in function.decorator_list)])
         return diff(program, before(program, line, "@torch.no_grad()"))
     return ""
+
+
+def is_unlearned(case: Case) -> bool:
+    """Whether no backward pass starts from what the function returns that calls the model.
+
+    Nor has one freed anything that it made, or is run by it.
+    """
+    return any(_is_unlearned(case, place) for place in [*_without_backward(case)][:1])
+
+
+def _without_backward(case: Case) -> Iterator[Place]:
+    """Statements of the user's functions outside of modules that run no backward pass."""
+    for frame, place in case.frames:
+        function = place.function
+        if function is None or is_forward(frame) or calls_in(function, *_STEPPING):
+            continue
+        yield place
+
+
+def _is_unlearned(case: Case, place: Place) -> bool:
+    name = place.function.name if place.function is not None else ""
+    flow = flow_from([place.program, *case.everywhere], name)
+    return not (flow.learned or serves_training(case, place))
+
+
+def _modules_imported(program: Program) -> set[str]:
+    imports = (node for node in program.tree.body if isinstance(node, ast.Import))
+    return {one.asname or one.name for node in imports for one in node.names}
 
 
 def none_meanwhile(window: Window | None, allocs: npt.NDArray[np.int64]) -> bool:

@@ -236,3 +236,49 @@ def test_a_graph_that_a_later_backward_pass_leaves_alone_is_for_nothing(tmp_path
     assert (first.fix, first.code) == ("no_grad", "image = image + model(image) / 4")
     rules = {one.rule for one in findings_of(penalized, tmp_path / "twice.json")}
     assert "evaluation-graph" not in rules
+
+
+class Player:
+    """Makes batches for training, and fills a pool in the same way before that."""
+
+    def __init__(self):
+        self.net = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(64, 64), nn.Tanh())))
+        self.pool = []
+
+    def make(self):
+        self.made = self.net(torch.randn(256, 64))
+        self.pool.append(self.made.mean())
+
+    def fill(self):
+        for _ in range(8):
+            self.make()
+
+    def learn(self):
+        self.make()
+        self.made.square().mean().backward()
+        self.net.zero_grad()
+
+
+def filled_by_what_trains():
+    player = Player()
+
+    def step(number):
+        if number % 4 == 1:
+            player.fill()
+        else:
+            player.learn()
+        del player.pool[:]
+
+    return step
+
+
+def test_the_line_is_one_that_training_does_not_come_by(tmp_path):
+    found, *_ = findings_of(filled_by_what_trains, tmp_path / "run.json")
+    assert found.rule == "evaluation-graph"
+    assert {(one.fix, one.code) for one in found.remedies} == {
+        ("no_grad", "self.make()"),
+        ("inference_mode", "self.make()"),
+    }
+    lines = {one.line for one in found.remedies}
+    assert lines == {Player.fill.__code__.co_firstlineno + 2}
+

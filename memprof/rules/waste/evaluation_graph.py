@@ -11,6 +11,8 @@ from memprof.rules.case import Case
 from memprof.rules.forward_passes import runs_within
 from memprof.rules.graph_lines import calling_place, is_forward, under_no_grad
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.rules.source_facts import serves_training
+from memprof.source_code.program import Place
 from memprof.source_code.torch_modes import without_gradients
 from memprof.trace import Action, Phase
 from memprof.units import format_bytes
@@ -106,7 +108,7 @@ class EvaluationGraph(WasteRule[Match]):
         """Run it under `no_grad`."""
         nbytes = format_bytes(match.nbytes)
         why = f"{nbytes} of activations wait for a backward pass that does not come."
-        place = calling_place(case)
+        place = _beside_training(case)
         if match.tentative:
             why = f"{why} This line trains as well: it is for the library that it calls to do."
             yield Advice("no_grad", why, place)
@@ -114,6 +116,18 @@ class EvaluationGraph(WasteRule[Match]):
         yield Advice("no_grad", why, place, patch=under_no_grad(case))
         more = f"{why} Inference mode saves a little more."
         yield Advice("inference_mode", more, place)
+
+
+def _beside_training(case: Case) -> Place | None:
+    """The statement that calls the model, or what leads to it where training comes by that, too.
+
+    One that only such passes come by: a function fills a pool with what the model makes, by the
+    method that makes batches for training. The first, where there is none.
+    """
+    first = calling_place(case)
+    places = [place for _, place in case.frames]
+    at = next((at for at, place in enumerate(places) if place is first), len(places))
+    return next((place for place in places[at:] if not serves_training(case, place)), first)
 
 
 def _trains_as_well(window: Window, row: int) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from memprof.records import Holder
 from memprof.rules.case import Case
 from memprof.rules.forward_passes import runs_within
-from memprof.rules.graph_lines import calling_place, running_sum, under_no_grad
+from memprof.rules.graph_lines import calling_place, is_unlearned, running_sum, under_no_grad
 from memprof.rules.lifespan import outlive_steps
 from memprof.rules.references import advice_on_exceptions
 from memprof.rules.rule import Advice, Match, WasteRule
@@ -34,6 +34,8 @@ then, or nearly so. What grows steadily has doubled, and is a leak: other findin
 _LOOKS = 64
 """Steps at which the bytes are counted."""
 
+_NEARLY_ALL = 0.9
+"""Of the bytes, that one step made."""
 _MOSTLY = 0.5
 """Share of the bytes that backward passes freed: what is dropped unused goes at any other time. And
 of those that graphs have saved."""
@@ -110,7 +112,8 @@ class OldGraphs(WasteRule[OldGraph]):
         if site is not None and _is_left_alone(match, case):
             kept_at = f"{_lines(several)} keep them, and no" if len(several) > 1 else "no"
             patch = under_no_grad(case)
-            if patch or (len(several) > 1 and _are_never_learned(case, several)):
+            unlearned = len(several) > 1 and _are_never_learned(case, several)
+            if patch or unlearned or is_unlearned(case):
                 yield Advice(
                     "no_grad",
                     f"{why}: {kept_at} backward pass goes through them.",
@@ -273,7 +276,8 @@ def _grows(window: Window, mask: Bools) -> bool:
     What is emptied now and then, as at each epoch's end, has as much in both. Those of one step
     alone are no more for that they came late.
     """
-    if len(np.unique(window.made_in[mask])) == 1:
+    of_step = np.bincount(window.made_in[mask] + 1, weights=window.lives.size[mask])
+    if of_step.max() >= _NEARLY_ALL * of_step.sum():
         return False
     there = [window.bytes_of(mask & window.lives.alive_at(event)) for event in _step_events(window)]
     half = len(there) // 2
