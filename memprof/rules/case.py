@@ -20,8 +20,8 @@ from memprof.source_code.program import (
     Program,
     calls_in,
     excerpt,
-    imported_by,
     program_of,
+    with_imported,
 )
 from memprof.source_code.torch_modes import without_gradients
 from memprof.trace import Category, Frame, Phase, Trace
@@ -43,7 +43,6 @@ _IN_MODEL = frozenset(
     }
 )
 _ATTRIBUTES = frozenset({LinkKind.ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE, LinkKind.BUFFER})
-_MOST_FILES = 64
 _SCALAR_BYTES = 512
 _MOSTLY = 0.5
 _CLOCK_SKEW_US = 2_000_000
@@ -218,15 +217,8 @@ class Case:
 
     @cached_property
     def everywhere(self) -> list[Program]:
-        """Those files, and files of the user's that they import; at most ``_MOST_FILES``."""
-        by_name = {program.filename: program for program in self.programs}
-        waiting = list(self.programs)
-        while waiting and len(by_name) < _MOST_FILES:
-            for program in imported_by(waiting.pop()):
-                if program.filename not in by_name:
-                    by_name[program.filename] = program
-                    waiting.append(program)
-        return list(by_name.values())
+        """Those files, and files of the user's that they import."""
+        return with_imported(self.programs)
 
     def calls(self, *names: str) -> Iterator[tuple[ast.Call, Place]]:
         """Calls of those names in the program, nearest first, with their statements."""

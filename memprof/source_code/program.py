@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -36,10 +36,13 @@ __all__ = [
     "program_of",
     "root_name",
     "source_of",
+    "with_imported",
 ]
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _MOST_LINES = 100_000
+_MOST_FILES = 64
+"""Of a program, that are looked at together."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
@@ -184,6 +187,18 @@ def imported_by(program: Program) -> Iterator[Program]:
                     program_there = program_of(str(file))
                     if program_there is not None:
                         yield program_there
+
+
+def with_imported(programs: Sequence[Program]) -> list[Program]:
+    """Those files, and files of the user's that they import; at most ``_MOST_FILES``."""
+    by_name = {program.filename: program for program in programs}
+    waiting = list(programs)
+    while waiting and len(by_name) < _MOST_FILES:
+        for program in imported_by(waiting.pop()):
+            if program.filename not in by_name:
+                by_name[program.filename] = program
+                waiting.append(program)
+    return list(by_name.values())
 
 
 def excerpt(filename: str, line: int, code: str) -> Program | None:

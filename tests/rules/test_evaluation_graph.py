@@ -281,4 +281,3 @@ def test_the_line_is_one_that_training_does_not_come_by(tmp_path):
     }
     lines = {one.line for one in found.remedies}
     assert lines == {Player.fill.__code__.co_firstlineno + 2}
-

@@ -159,4 +159,3 @@ def test_graphs_of_one_evaluation_that_came_late_are_no_growth(tmp_path):
     assert not graphs.minor
     (cut,) = graphs.remedies
     assert (cut.fix, cut.code) == ("detach", "last[:] = [evaluate()]")
-

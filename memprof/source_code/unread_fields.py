@@ -1,0 +1,140 @@
+"""Fields that the source of a program never reads: of its own classes, and of entries of dicts."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from memprof.source_code.program import Place, Program, called_name, calls_in
+
+__all__ = ["entry_given_at", "field_given_at", "is_field_read", "is_own_class", "is_part_of_entry"]
+
+_READING_ALL = frozenset(
+    (
+        *("asdict", "astuple", "copy", "deepcopy", "dump", "dumps", "fields", "getattr"),
+        *("replace", "save", "to_dict", "vars"),
+    )
+)
+"""Functions that read what an object has without naming it."""
+_PLAIN_BASES = frozenset(("ABC", "Generic", "Protocol", "object"))
+"""Bases with which no library knows the fields of a class."""
+
+
+def is_field_read(programs: Sequence[Program], name: str) -> bool:
+    """Whether a file reads an attribute of that name, or may do so without naming it."""
+    return any(_may_read(program, name) for program in programs)
+
+
+def _may_read(program: Program, name: str) -> bool:
+    for node in ast.walk(program.tree):
+        if isinstance(node, ast.Call) and called_name(node) in _READING_ALL:
+            return True
+        is_read = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+        if is_read and node.attr in (name, "__dict__"):  # type: ignore[attr-defined]
+            return True
+    return False
+
+
+def is_own_class(programs: Sequence[Program], name: str) -> bool:
+    """Whether a class is the program's alone: no base of a library's reads what it has."""
+    classes = {
+        node.name: node
+        for program in programs
+        for node in ast.walk(program.tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    waiting, visited = [name], {name}
+    while waiting:
+        class_ = classes.get(waiting.pop())
+        if class_ is None:
+            return False
+        for base in class_.bases:
+            base_name = called_name(base) if isinstance(base, ast.Call) else _last_name(base)
+            if base_name not in _PLAIN_BASES and base_name not in visited:
+                visited.add(base_name)
+                waiting.append(base_name)
+    return True
+
+
+def _last_name(base: ast.expr) -> str:
+    if isinstance(base, ast.Subscript):  # Generic[T]
+        base = base.value
+    return ast.unparse(base).rpartition(".")[2]
+
+
+def field_given_at(
+    programs: Sequence[Program], name: str, class_name: str
+) -> tuple[Place, int] | None:
+    """The call of the class that is handed it under its name, else what assigns the attribute.
+
+    And the line on which it is.
+    """
+    calls = [
+        (call, program.at(call.lineno))
+        for program in programs
+        for call in calls_in(program.tree, class_name)
+    ]
+    for call, place in calls:
+        for keyword in call.keywords if place is not None else ():
+            if keyword.arg == name:
+                return place, keyword.lineno  # type: ignore[return-value]
+    for program in programs:
+        for node in ast.walk(program.tree):
+            is_set = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            if is_set and node.attr == name:  # type: ignore[attr-defined]
+                place = program.place(node)
+                return (place, node.lineno) if place is not None else None  # type: ignore[attr-defined]
+    given = ((place, call.lineno) for call, place in calls if call.args and place is not None)
+    return next(given, None)
+
+
+def is_part_of_entry(programs: Sequence[Program], key: str) -> bool:
+    """Whether all that is read of entries under a key are attributes: ``row["output"].sequences``.
+
+    What is done with an entry as a whole may read any of it; so may a method of it.
+    """
+    reads = 0
+    for program in programs:
+        parents = {
+            child: node for node in ast.walk(program.tree) for child in ast.iter_child_nodes(node)
+        }
+        for node in ast.walk(program.tree):
+            if isinstance(node, ast.Call) and called_name(node) in (
+                "get",
+                "items",
+                "pop",
+                "values",
+            ):
+                return False
+            if not (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)):
+                continue
+            if not _is_constant(node.slice, key):
+                continue
+            above = parents[node]
+            further = parents.get(above)
+            is_called = isinstance(further, ast.Call) and further.func is above
+            if not isinstance(above, ast.Attribute) or is_called:
+                return False
+            reads += 1
+    return reads > 0
+
+
+def entry_given_at(programs: Sequence[Program], key: str) -> tuple[Place, int] | None:
+    """The one statement that writes a key, in a dict's display or as ``row[key] = …``; its line."""
+    places = {}
+    for program in programs:
+        for node in ast.walk(program.tree):
+            keys: list[ast.expr | None] = []
+            if isinstance(node, ast.Dict):
+                keys = node.keys
+            elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+                keys = [node.slice]
+            for one in keys:
+                place = program.place(node) if _is_constant(one, key) else None
+                if place is not None and one is not None:
+                    places[program.filename, one.lineno] = place, one.lineno
+    return next(iter(places.values())) if len(places) == 1 else None
+
+
+def _is_constant(node: ast.expr | None, value: str) -> bool:
+    return isinstance(node, ast.Constant) and node.value == value
