@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from memprof.source_code.program import Place, Program, called_name, own_calls
+from memprof.source_code.program import Place, Program, bound_names, called_name, own_calls
 from memprof.source_code.reductions import Reduction, reduction_of
 from memprof.source_code.scopes import nodes_around, reads_of
 from memprof.source_code.verbs import FILLING, JOINING
@@ -26,14 +26,28 @@ def reduction_of_all(place: Place, name: str, programs: Sequence[Program]) -> Re
     file may be the container; of an attribute in any file.
     """
     reductions: list[Reduction] = []
-    for read, around, program in _reads(place, name, programs):
+    joined_at: ast.stmt | None = None
+    in_order = sorted(_reads(place, name, programs), key=lambda one: one[0].lineno)
+    for read, around, program in in_order:
         if _fills(read, around) or _is_measured(around):
             continue
+        if joined_at is not None and read.lineno > (joined_at.end_lineno or joined_at.lineno):
+            continue  # by now it is the joined tensor that has the name
+        joined_at = joined_at or _joined_under(name, place, read)
         reduction = _reduction(read, around, program)
         if reduction is None:
             return None
         reductions.append(reduction)
     return reductions[0] if len(reductions) == 1 else None
+
+
+def _joined_under(name: str, place: Place, read: ast.expr) -> ast.stmt | None:
+    """The statement of a read, where that binds what it joins to the name itself, in no loop."""
+    where = place.program.at(read.lineno)
+    if where is None or where.loop is not None or not own_calls(where.statement, *JOINING):
+        return None
+    names = {one.id for one in bound_names(where.statement) if isinstance(one, ast.Name)}
+    return where.statement if name in names else None
 
 
 def _reads(
@@ -93,9 +107,11 @@ def _reduction(read: ast.expr, around: list[ast.AST], program: Program) -> Reduc
     if not isinstance(joined, ast.Call) or called_name(joined) not in JOINING:
         return None
     where = program.at(joined.lineno)
-    if where is None or len(own_calls(where.statement, *JOINING)) != 1:
+    joins = own_calls(where.statement, *JOINING) if where is not None else []
+    joins.sort(key=lambda call: (call.lineno, call.col_offset))
+    if where is None or joined not in joins:
         return None
-    return reduction_of(where)
+    return reduction_of(where, number=joins.index(joined))
 
 
 def _in_loop(loop: ast.For | ast.AsyncFor, program: Program) -> Reduction | None:

@@ -59,6 +59,8 @@ _LOSSES = frozenset(
 )
 """Functions of torch that return one number, the mean of what each row gives."""
 _OF_SHAPE = frozenset(("device", "dtype", "ndim", "numel", "shape", "size"))
+_DEEPEST = 3
+"""Names that are bound one after the other, before what they stand for is reduced."""
 _RESHAPING = ("reshape", "view")
 
 
@@ -129,7 +131,21 @@ def reductions_of(
         return [reducing(value, around)]
     if len(targets) == 1 and isinstance(targets[0], ast.Name):
         return list(_reductions_of(place, targets[0].id))
-    return [None]
+    name = _name_of_part(place.statement, value, around)
+    return list(_reductions_of(place, name)) if name else [None]
+
+
+def _name_of_part(assign: ast.Assign, value: ast.expr, around: list[ast.AST]) -> str:
+    """The name that one of several values is bound to: ``x, y = torch.cat(xs), torch.cat(ys)``."""
+    targets, values = assign.targets[0], assign.value
+    if len(assign.targets) != 1 or not isinstance(targets, ast.Tuple):
+        return ""
+    if not isinstance(values, ast.Tuple) or len(targets.elts) != len(values.elts):
+        return ""
+    inside = {id(value), *map(id, around)}
+    at = next((at for at, one in enumerate(values.elts) if id(one) in inside), None)
+    target = targets.elts[at] if at is not None else None
+    return target.id if isinstance(target, ast.Name) else ""
 
 
 def _parameter_given(
@@ -156,11 +172,11 @@ def _parameter_given(
     return (functions[0], given[id(value)]) if id(value) in given else None
 
 
-def _reductions_of(place: Place, name: str) -> Iterator[ast.Call | None]:
-    """The calls that reduce a variable; None for each read of another kind.
+def _reductions_of(place: Place, name: str, depth: int = 0) -> Iterator[ast.Call | None]:
+    """The calls that reduce a variable, or what is bound to what it gives value by value.
 
-    Of a list that is joined under its own name, ``scores = torch.cat(scores)``, what the function
-    reads up to there is none of the joined tensor.
+    None for each read of another kind. Of a list that is joined under its own name, ``scores =
+    torch.cat(scores)``, what the function reads up to there is none of the joined tensor.
     """
     own = {id(node) for node in ast.walk(place.statement)}
     end = place.statement.end_lineno or place.line
@@ -169,7 +185,26 @@ def _reductions_of(place: Place, name: str) -> Iterator[ast.Call | None]:
     for load, around in reads:
         if place.loop is None and (id(load) in own or load.lineno <= end):
             continue
-        yield from _reduction_at(load, around, is_reshaped=is_reshaped)
+        further = _bound_by_value(place, load, around)
+        if further is not None and further[1] != name and depth < _DEEPEST and not is_reshaped:
+            yield from _reductions_of(*further, depth + 1)
+        else:
+            yield from _reduction_at(load, around, is_reshaped=is_reshaped)
+
+
+def _bound_by_value(
+    place: Place, load: ast.Name, around: list[ast.AST]
+) -> tuple[Place, str] | None:
+    """The statement and the one name it binds to what it computes of a variable value by value."""
+    at = next((at for at, node in enumerate(around) if isinstance(node, ast.Assign)), -1)
+    statement = around[at] if at >= 0 else None
+    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+        return None
+    target = statement.targets[0]
+    where = place.program.place(statement)
+    if where is None or not isinstance(target, ast.Name) or not _is_bound(load, around[at:]):
+        return None
+    return where, target.id
 
 
 def _reductions_in(
@@ -235,6 +270,8 @@ def _leaves_last(call: ast.Call, name: str) -> bool:
 def _is_bound(node: ast.AST, around: list[ast.AST]) -> bool:
     """Whether an assignment binds a value, or what is computed of it value by value."""
     waiting = [*around]
+    if len(waiting) > 1 and isinstance(waiting[1], ast.Tuple):
+        del waiting[1]  # one of several that it binds
     while len(waiting) > 1:
         call = computed_by_value(node, waiting)
         if call is None:
@@ -326,12 +363,27 @@ def _along(call: ast.Call, dim: int | None) -> Reduced | None:
     is_whole = len(call.args) <= at and all(one.arg != "dim" for one in call.keywords)
     if is_whole and name != "topk":
         return Reduced.OVER_PARTS if name in _ADDING else None
-    reduced = _dimension(call, at, -1)
-    if dim is None or reduced is None:
+    reduced = _dimensions(call, at, -1)
+    if dim is None or not reduced:
         return None
-    if reduced != dim:
+    if dim not in reduced:
         return Reduced.EACH_PART
     return Reduced.OVER_PARTS if name in _ADDING else None
+
+
+def _dimensions(call: ast.Call, at: int, default: int) -> tuple[int, ...]:
+    """The numbers given as ``dim``; empty where they are not written out."""
+    one = _dimension(call, at, default)
+    if one is not None:
+        return (one,)
+    given = [keyword.value for keyword in call.keywords if keyword.arg == "dim"]
+    given += call.args[at : at + 1]
+    try:
+        values = ast.literal_eval(given[0])
+    except ValueError:
+        return ()
+    is_numbers = isinstance(values, (tuple, list)) and all(type(value) is int for value in values)
+    return tuple(values) if is_numbers else ()
 
 
 def _dimension(call: ast.Call, at: int, default: int) -> int | None:

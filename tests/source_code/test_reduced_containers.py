@@ -71,3 +71,63 @@ def test_a_list(read, along, tmp_path):
 def test_a_dict_of_lists(read, along, tmp_path):
     found = reduction(tmp_path, OF_DICT.format(read=read))
     assert (found.along if found is not None else None) is along
+
+
+OF_NAMES = """\
+def evaluate(model, batches):
+    outs, wanted = [], []
+    for x, y in batches:
+        outs.append(model(x))
+        wanted.append(y)
+    {read}
+"""
+
+
+@pytest.mark.parametrize(
+    ("read", "along"),
+    [
+        (
+            """outs, wanted = torch.cat(outs), torch.cat(wanted)
+            errors = weights * (outs - wanted) ** 2
+            return errors.mean(dim=(0, 2))""",
+            Reduced.OVER_PARTS,
+        ),
+        (
+            """outs = torch.cat(outs)
+            errors = (outs - torch.cat(wanted)).abs()
+            squares = errors.square()
+            return squares.sum(dim=(1, 2))""",
+            Reduced.EACH_PART,
+        ),
+        (
+            """outs, wanted = torch.cat(outs), torch.cat(wanted)
+            errors = (outs - wanted) ** 2
+            return errors.mean(dim=0), errors""",
+            None,
+        ),
+        (
+            """outs, wanted = torch.cat(outs), torch.cat(wanted)
+            errors = (outs - wanted).median(dim=(0, 1))
+            return errors""",
+            None,
+        ),
+        (
+            """outs, wanted = torch.cat(outs), torch.cat(wanted)
+            errors = wanted - outs
+            errors = errors / errors
+            return errors[0]""",
+            None,
+        ),
+        (
+            """pairs = torch.cat(outs), torch.cat(wanted)
+            return pairs""",
+            None,
+        ),
+    ],
+)
+def test_names_that_are_bound_one_after_the_other(read, along, tmp_path):
+    path = tmp_path / "evaluate.py"
+    path.write_text(OF_NAMES.format(read=textwrap.dedent(read.replace("\n            ", "\n    "))))
+    program = program_of(str(path))
+    found = reduction_of_all(program.at(4), "outs", [program])
+    assert (found.along if found is not None else None) is along
