@@ -36,6 +36,8 @@ _LOOKS = 64
 
 _NEARLY_ALL = 0.9
 """Of the bytes, that one step made."""
+_FEWEST_KEEPING = 2
+"""Statements that keep the graph of one pass, of which cutting off one saves nothing."""
 _MOSTLY = 0.5
 """Share of the bytes that backward passes freed: what is dropped unused goes at any other time. And
 of those that graphs have saved."""
@@ -109,17 +111,10 @@ class OldGraphs(WasteRule[OldGraph]):
         why = f"Tensors of {_earlier_steps(match)} are kept with the graphs that made them"
         site = calling_place(case)
         several = _keeping_one_pass(case, site) if site is not None else []
-        if site is not None and _is_left_alone(match, case):
-            kept_at = f"{_lines(several)} keep them, and no" if len(several) > 1 else "no"
-            patch = under_no_grad(case)
-            unlearned = len(several) > 1 and _are_never_learned(case, several)
-            if patch or unlearned or is_unlearned(case):
-                yield Advice(
-                    "no_grad",
-                    f"{why}: {kept_at} backward pass goes through them.",
-                    site,
-                    patch=patch,
-                )
+        unbuilt = [*_unbuilt(match, case, site, several, why)] if site is not None else []
+        added = running_sum(places[0]) if places and len(several) < _FEWEST_KEEPING else None
+        if added is None:
+            yield from unbuilt
         for place, argument in [*handed_to(site)][:1] if site is not None else ():
             text = ast.unparse(argument)
             safe = not is_object(place, argument) and not _learned_later(case, place, argument)
@@ -131,10 +126,27 @@ class OldGraphs(WasteRule[OldGraph]):
             yield Advice("detach", why_here, place, patch=patch)
         yield from advice_on_exceptions(case)
         each = f": detach what {_lines(several)} keep" if len(several) > 1 else ""
-        added = running_sum(places[0]) if places else None
         if added is not None:
             each = f": add `{ast.unparse(added.value)}` detached, or its number (`.item()`)"
         yield Advice("detach", f"{why}{each}.", places[0] if places else site)
+        if added is not None:  # a line that is known to keep them says more than where they are of
+            yield from unbuilt
+
+
+def _unbuilt(
+    match: OldGraph, case: Case, site: Place, several: Sequence[Place], why: str
+) -> Iterator[Advice]:
+    """No graph at all, where no backward pass goes through it."""
+    if not _is_left_alone(match, case):
+        return
+    is_kept_by_several = len(several) >= _FEWEST_KEEPING
+    patch = under_no_grad(case)
+    is_needless = patch or is_unlearned(case)
+    if is_needless or (is_kept_by_several and _are_never_learned(case, several)):
+        kept_at = f"{_lines(several)} keep them, and no" if is_kept_by_several else "no"
+        yield Advice(
+            "no_grad", f"{why}: {kept_at} backward pass goes through them.", site, patch=patch
+        )
 
 
 def _keeping_one_pass(case: Case, site: Place) -> list[Place]:
