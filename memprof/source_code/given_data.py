@@ -144,7 +144,7 @@ class _DataFlow:
     def _is_variable_data(self, place: Place, name: str, of_parameters: bool) -> bool:
         if _is_written_into(place, name):
             return False
-        bound = list(values_of(place, name))
+        bound = _bound(place, name)
         if not bound:
             return self._is_constant(place, name)
         if bound == [None] and name in parameters(place.scope):
@@ -200,6 +200,22 @@ class _DataFlow:
             and self.is_data(at, node.value)
             for node in bindings
         )
+
+
+def _bound(place: Place, name: str) -> list[ast.expr | None]:
+    """What a name is bound to; where that is one of several results, all of them."""
+    bound = list(values_of(place, name))
+    unpacked = [
+        node.value
+        for node in ast.walk(place.scope)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and any(isinstance(one, (ast.Tuple, ast.List)) for one in node.targets)
+        and any(isinstance(one, ast.Name) and one.id == name for one in bound_names(node))
+    ]
+    if not unpacked or bound.count(None) != len(unpacked):
+        return bound
+    return [*(one for one in bound if one is not None), *unpacked]
 
 
 def _is_written_into(place: Place, name: str) -> bool:

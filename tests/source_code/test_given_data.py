@@ -20,6 +20,10 @@ def noise(count, scale):
 def shown(values):
     return net(values)
 
+def pair(count):
+    values = torch.rand(count, TWICE)
+    return F.interpolate(values, scale_factor=0.5), values
+
 def run(other):
 """
 DOUBLED = "\n".join(
@@ -38,6 +42,9 @@ DOUBLED = "\n".join(
         ("    x = torch.rand(3)\n    x = x + 1\n    net(x)", False),  # of itself: not followed
         ("    x = torch.nn.Linear(3, 3)\n    net(x)", False),
         (f"{DOUBLED}\n    net(a40)", True),
+        ("    low, high = pair(SIZE)\n    net(high)", True),  # one of several results
+        ("    low, high = pair(SIZE)\n    high = high * weights\n    net(high)", False),
+        ("    low, high = shown(SIZE)\n    net(high)", False),
     ],
 )
 def test_data_is_what_comes_of_new_tensors_alone(body, is_data, tmp_path):
