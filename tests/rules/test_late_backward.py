@@ -48,6 +48,32 @@ def test_the_statement_that_collects_the_losses_is_named(tmp_path):
     assert found.remedies[0].code == "losses.append(net(torch.randn(256, 64)).square().mean())"
 
 
+def each_by_itself():
+    """Of each loss of a list the gradient is taken by itself, when all are there."""
+    net = model()
+
+    def step(number):
+        likelihoods = []
+        for _ in range(6):
+            likelihoods.append(net(torch.randn(64, 64)).log_softmax(1).mean())
+        total = torch.zeros(())
+        for likelihood in likelihoods:
+            gradients = torch.autograd.grad(likelihood, list(net.parameters()))
+            total += sum(one.square().sum() for one in gradients)
+        return total.item()
+
+    return step
+
+
+def test_losses_of_a_list_that_a_loop_takes_the_gradients_of_are_collected_too(tmp_path):
+    (late,) = [
+        one for one in findings_of(each_by_itself, tmp_path / "r.json") if one.rule == "late-backward"
+    ]
+    (first,) = late.remedies
+    assert first.code == "likelihoods.append(net(torch.randn(64, 64)).log_softmax(1).mean())"
+    assert first.saves_bytes > 0
+
+
 def one_entry_for_each_task():
     net = model()
 

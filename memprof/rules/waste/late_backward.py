@@ -76,8 +76,8 @@ class LateBackward(WasteRule[LossSum]):
         """Go backward from each loss."""
         why = (
             f"The graphs of {match.passes} passes are alive at once "
-            f"({format_bytes(match.nbytes)}): call `backward()` on each loss, the gradients add up "
-            "to the same."
+            f"({format_bytes(match.nbytes)}): go backward from each loss right after its pass "
+            "(`backward()` adds the gradients up to the same)."
         )
         place = case.place_at(match.filename, match.line)
         yield Advice("early_backward", why, place, match.line)
@@ -211,10 +211,11 @@ def _flows_into_backward(
         if at > line and first <= at and (last is None or at <= last):
             names |= started_from
     for node in sorted(ast.walk(scope), key=lambda n: -getattr(n, "lineno", 0)):
-        if not isinstance(node, ast.Assign) or node.lineno <= line:
+        if not isinstance(node, (ast.Assign, ast.For)) or node.lineno <= line:
             continue
         if any(isinstance(t, ast.Name) and t.id in names for t in bound_names(node)):
-            names |= loaded_names(node.value)
+            # of a loop: each of a list has a backward pass of its own
+            names |= loaded_names(node.value if isinstance(node, ast.Assign) else node.iter)
     return names
 
 
