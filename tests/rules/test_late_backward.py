@@ -67,7 +67,9 @@ def each_by_itself():
 
 def test_losses_of_a_list_that_a_loop_takes_the_gradients_of_are_collected_too(tmp_path):
     (late,) = [
-        one for one in findings_of(each_by_itself, tmp_path / "r.json") if one.rule == "late-backward"
+        one
+        for one in findings_of(each_by_itself, tmp_path / "r.json")
+        if one.rule == "late-backward"
     ]
     (first,) = late.remedies
     assert first.code == "likelihoods.append(net(torch.randn(64, 64)).log_softmax(1).mean())"
