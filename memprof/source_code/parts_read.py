@@ -26,9 +26,11 @@ from memprof.trace import Frame
 
 __all__ = [
     "ComputedPart",
+    "Followed",
     "Instead",
     "PartRead",
     "computed_part",
+    "followed",
     "gathered_part",
     "newest_read",
     "part_read",
@@ -88,12 +90,37 @@ class PartRead:
     """The parameter of a function on the way that says how much is computed; empty without one."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Followed:
+    """Where a value that functions return as it is was bound to a name, or one of its fields."""
+
+    place: Place
+    name: str
+    field: str
+    """The field of the name that it is; empty where the name is the value."""
+    switch: str
+    at: int
+    """Place of the statement's frame in the stack."""
+
+
 def part_read(stack: Sequence[Frame]) -> PartRead | None:
     """The only part that is read of what the innermost call of a stack returns.
 
     ``stack`` is innermost first. The value is followed from function to function: each has to
     return it as it is, or as a field of what it returns. None where it is read whole, where parts
     of several kinds are read, or where that cannot be told from the source.
+    """
+    result = followed(stack)
+    if result is None:
+        return None
+    return _only_part(result.place, result.name, result.field, result.switch)
+
+
+def followed(stack: Sequence[Frame], *, shifted: bool = False) -> Followed | None:
+    """Where the value that the innermost call of a stack returns is bound to be read.
+
+    None where that cannot be told from the source. ``shifted``: also without some of its places,
+    as ``model(ids).logits[:, :-1]`` is without the last.
     """
     field, switch = "", ""
     for at, frame in enumerate(stack):
@@ -111,11 +138,11 @@ def part_read(stack: Sequence[Frame]) -> PartRead | None:
             if _is_the_call(statement.value):
                 continue
             return None
-        name, taken = _name_bound(statement, field)
+        name, taken = _name_bound(statement, field, shifted=shifted)
         if not name or (taken and taken != field):
             return None
         if taken:  # ``logits = model(ids).logits``
-            return _only_part(place, name, "", switch)
+            return Followed(place, name, "", switch, at)
         dead = _never_run(place, stack[at + 1 :])
         if _is_returned(place, name, dead):
             continue
@@ -123,7 +150,7 @@ def part_read(stack: Sequence[Frame]) -> PartRead | None:
         if in_field and not field:
             field = in_field
             continue
-        return _only_part(place, name, field, switch)
+        return Followed(place, name, field, switch, at)
     return None
 
 
@@ -283,7 +310,7 @@ def _are_first_few(index: ast.expr) -> bool:
     return first.lower is None and first.step is None and first.upper is not None
 
 
-def _name_bound(statement: ast.stmt, field: str) -> tuple[str, str]:
+def _name_bound(statement: ast.stmt, field: str, *, shifted: bool = False) -> tuple[str, str]:
     """``y`` of ``y = f(x)``, and ``out`` of ``y = f(x).out``; empty for other statements.
 
     Where the value is one of several, ``[0]``, also ``y`` and ``[0]`` of ``y, _ = f(x)``.
@@ -291,7 +318,10 @@ def _name_bound(statement: ast.stmt, field: str) -> tuple[str, str]:
     if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
         return "", ""
     (target,) = statement.targets
-    value, taken = _without_field(statement.value)
+    whole = statement.value
+    if shifted and isinstance(whole, ast.Subscript) and _is_of_slices(whole.slice):
+        whole = whole.value
+    value, taken = _without_field(whole)
     if not _is_the_call(value):
         return "", ""
     if isinstance(target, ast.Tuple) and not taken:
@@ -300,6 +330,11 @@ def _name_bound(statement: ast.stmt, field: str) -> tuple[str, str]:
             return "", ""
         target, taken = elements.get(field, target), field
     return (target.id, taken) if isinstance(target, ast.Name) else ("", "")
+
+
+def _is_of_slices(index: ast.expr) -> bool:
+    """Whether a subscript takes stretches alone, of two dimensions or more: ``[:, :-1]``."""
+    return isinstance(index, ast.Tuple) and all(isinstance(one, ast.Slice) for one in index.elts)
 
 
 def _without_field(value: ast.expr) -> tuple[ast.expr, str]:
