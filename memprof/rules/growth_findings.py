@@ -131,6 +131,15 @@ def _is_registry(holder: Holder) -> bool:
     return above is not None and bool(above.releases) and not above.filename
 
 
+def _is_being_made(holder: Holder) -> bool:
+    """Whether only the interpreter has the list that holds it: one that a comprehension makes.
+
+    It is bound to a name, handed over or joined when it is whole: ``cat([f(x) for x in parts])``.
+    """
+    unowned = holder.links[0].unowned if holder.links else None
+    return unowned is not None and unowned.owner == list.__name__
+
+
 @dataclass(slots=True, eq=False)
 class _Leak:
     """One cluster on its way to a finding."""
@@ -151,6 +160,8 @@ class _Leak:
     @property
     def fills_a_container(self) -> bool:
         """Whether what holds it can hold so much and no more, and keeps nothing besides."""
+        if any(_is_being_made(one) for one in self.cluster.holders[:1]):
+            return True
         return self._is_bounded() and not (
             self._is_of_graphs() or self._is_of_small_views() or self._is_of_keys()
         )

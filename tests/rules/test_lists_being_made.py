@@ -1,0 +1,30 @@
+"""A list that a comprehension makes grows until it is whole, and is no leak."""
+
+from __future__ import annotations
+
+import pytest
+
+from memprof.loading import load
+from memprof.records import Finding, Holder
+from memprof.reference_chain import Link, LinkKind, Unowned
+from memprof.rules.ranked_findings import findings
+from memprof.testing import TraceBuilder
+from memprof.trace import Frame
+from tests.rules.recorded import Recording
+
+
+@pytest.mark.parametrize(("owner", "is_told"), [("list", False), ("Reader", True), ("", True)])
+def test_what_only_the_interpreter_has_is_being_made(owner, is_told, tmp_path):
+    """``torch.cat([extractor(part) for part in parts])``: no object refers to the list."""
+    trace = TraceBuilder(device="cpu")
+    for step in range(20):
+        trace.label(step=step).alloc(512, "work").free("work")
+        trace.alloc(1 << 20, f"t{step}", stack=(Frame("main", "train.py", 9),))
+    links = [
+        Link(LinkKind.UNKNOWN, unowned=Unowned(owner=owner)),
+        *([Link(LinkKind.ITEM, "5", "list", length=13)] if owner else []),
+    ]
+    holder = Holder(LinkKind.ITEM if owner else LinkKind.UNKNOWN, links=links)
+    held = Finding("holders", device="cpu", step=16, stack=1, holders=[holder])
+    run = load(Recording((trace,), more=(held,)).write(tmp_path / "run.json"))
+    assert any(one.bytes_per_step for one in findings(run)) is is_told
