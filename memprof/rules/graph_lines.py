@@ -160,7 +160,7 @@ def _is_carried_on(program: Program, call: ast.Call) -> bool:
 
 
 def under_no_grad(case: Case) -> str:
-    """``@torch.no_grad()`` above the user's outermost function without a backward pass."""
+    """``@torch.no_grad()`` above the user's innermost function without a backward pass."""
     for place in _without_backward(case):
         program = place.program
         if place.class_ is not None or "torch" not in _modules_imported(program):

@@ -7,6 +7,7 @@ what to do about it, is for the rules in ``growth``.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +35,7 @@ from memprof.rules.same_holder import holder_key
 from memprof.rules.small_views import SMALL_PART, alike, share_shown
 from memprof.run import DeviceRun, Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.program import called_name, place_of
 from memprof.source_code.torch_modes import without_gradients
 from memprof.trace import EMPTY, NOT_RECORDED, Category, Frame, Phase
 from memprof.units import format_bytes
@@ -56,6 +58,8 @@ _OF_A_GRAPH = 3
 """Modules that made what nothing is known to hold: fewer may return what a library keeps."""
 _FEW_MODELS = 6
 """Times that a model was kept: five folds, or an ensemble of five, end there."""
+_MAKING_LISTS = frozenset(("list", "sorted"))
+"""Functions that make a list of what they are handed one by one."""
 _BOUNDED_WHOLES = 0.5
 """The same where each item keeps the graph that made it, the large storage that it is a small view
 of, or the object whose method is memoized: that was hardly meant to be kept."""
@@ -131,13 +135,26 @@ def _is_registry(holder: Holder) -> bool:
     return above is not None and bool(above.releases) and not above.filename
 
 
-def _is_being_made(holder: Holder) -> bool:
-    """Whether only the interpreter has the list that holds it: one that a comprehension makes.
-
-    It is bound to a name, handed over or joined when it is whole: ``cat([f(x) for x in parts])``.
-    """
+def _is_of_unowned_list(holder: Holder) -> bool:
+    """Whether a list has it that no object refers to."""
     unowned = holder.links[0].unowned if holder.links else None
     return unowned is not None and unowned.owner == list.__name__
+
+
+def _is_in_comprehension(frame: Frame) -> bool:
+    """Whether a line of the program lies in a list that an expression makes."""
+    if frame_kind(frame.filename) is not FrameKind.USER:
+        return False
+    place = place_of(frame)
+    lists = (
+        node
+        for node in ast.walk(place.statement if place is not None else ast.Module([], []))
+        if isinstance(node, ast.ListComp) or called_name(node) in _MAKING_LISTS
+    )
+    return any(
+        isinstance(node, ast.expr) and node.lineno <= frame.line <= (node.end_lineno or node.lineno)
+        for node in lists
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -160,11 +177,21 @@ class _Leak:
     @property
     def fills_a_container(self) -> bool:
         """Whether what holds it can hold so much and no more, and keeps nothing besides."""
-        if any(_is_being_made(one) for one in self.cluster.holders[:1]):
+        if self._is_being_made():
             return True
         return self._is_bounded() and not (
             self._is_of_graphs() or self._is_of_small_views() or self._is_of_keys()
         )
+
+    def _is_being_made(self) -> bool:
+        """Whether only the interpreter has the list that holds it: one that a comprehension makes.
+
+        It is bound to a name, handed over or joined when it is whole: ``cat([f(x) for x in xs])``.
+        """
+        if not any(_is_of_unowned_list(one) for one in self.cluster.holders[:1]):
+            return False
+        stack = self.survival.tables.stack(self.cluster.groups[0].stack)
+        return any(map(_is_in_comprehension, stack))
 
     def _is_bounded(self) -> bool:
         """Whether there can be so many and no more; an item may become larger."""
@@ -229,7 +256,7 @@ class _Leak:
         steps = self.device.steps
         with_figures = steps.allocated != NOT_RECORDED
         counted, numbers = steps.allocated[with_figures], steps.last[with_figures]
-        if not len(counted):
+        if not len(counted) or not len(births):
             return 0.0
         least = floor(counted)
         last_step = self.survival.steps[min(int(births[-1]), len(self.survival) - 1)]

@@ -40,6 +40,8 @@ class RunMatch:
     holders: tuple[Holder, ...] = ()
     tentative: bool = False
     """It may be meant, or somebody else's."""
+    rises: bool = False
+    """There is more of it from step to step, as a `Match` says it."""
     saving: Saving | None = None
     """The peak with and without it; None where no replay can tell."""
     in_backward_of: bool = False

@@ -16,7 +16,7 @@ from memprof.rules.finding import Kind, RuleFinding
 from memprof.rules.group_by_holder import held_by
 from memprof.rules.growth_findings import filling
 from memprof.rules.load_rules import rule_named
-from memprof.rules.rule import WasteRule
+from memprof.rules.rule import Match, WasteRule
 from memprof.rules.same_holder import holder_key
 from memprof.run import DeviceRun, Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
@@ -249,7 +249,7 @@ def _stacks(finding: RuleFinding, examination: DeviceExamination) -> Iterator[tu
     """Its own stack, and those of all tensors that it is about: of steps, and of differences."""
     yield finding.stack
     at, windows = finding.evidence.window, examination.windows
-    if finding.match is not None and -len(windows) <= at < len(windows):
+    if isinstance(finding.match, Match) and -len(windows) <= at < len(windows):
         numbers = np.unique(windows[at].lives.stack[finding.match.rows]).tolist()
         yield from (windows[at].trace.stack(number) for number in numbers if number != EMPTY)
 

@@ -19,6 +19,7 @@ from memprof.source_code.parse import syntax_tree
 from memprof.trace import Frame
 
 __all__ = [
+    "MOST_PROGRAMS",
     "Place",
     "Program",
     "arguments",
@@ -41,8 +42,8 @@ __all__ = [
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _MOST_LINES = 100_000
-_MOST_FILES = 64
-"""Of a program, that are looked at together."""
+MOST_PROGRAMS = 64
+"""Files of a program, that are looked at together."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
@@ -190,10 +191,10 @@ def imported_by(program: Program) -> Iterator[Program]:
 
 
 def with_imported(programs: Sequence[Program]) -> list[Program]:
-    """Those files, and files of the user's that they import; at most ``_MOST_FILES``."""
+    """Those files, and files of the user's that they import; at most ``MOST_PROGRAMS``."""
     by_name = {program.filename: program for program in programs}
     waiting = list(programs)
-    while waiting and len(by_name) < _MOST_FILES:
+    while waiting and len(by_name) < MOST_PROGRAMS:
         for program in imported_by(waiting.pop()):
             if program.filename not in by_name:
                 by_name[program.filename] = program

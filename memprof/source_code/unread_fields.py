@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from memprof.source_code.program import Place, Program, called_name, calls_in
+from memprof.source_code.program import MOST_PROGRAMS, Place, Program, called_name, calls_in
 
 __all__ = ["entry_given_at", "field_given_at", "is_field_read", "is_own_class", "is_part_of_entry"]
 
@@ -16,13 +16,18 @@ _READING_ALL = frozenset(
     )
 )
 """Functions that read what an object has without naming it."""
+_TAKING_ENTRIES = frozenset(("get", "items", "pop", "values"))
+"""Methods of a dict that read entries without a key that is written out, or by another way."""
 _PLAIN_BASES = frozenset(("ABC", "Generic", "Protocol", "object"))
 """Bases with which no library knows the fields of a class."""
 
 
 def is_field_read(programs: Sequence[Program], name: str) -> bool:
-    """Whether a file reads an attribute of that name, or may do so without naming it."""
-    return any(_may_read(program, name) for program in programs)
+    """Whether a file reads an attribute of that name, or may do so without naming it.
+
+    So may one that was not looked at, where there are too many.
+    """
+    return len(programs) >= MOST_PROGRAMS or any(_may_read(program, name) for program in programs)
 
 
 def _may_read(program: Program, name: str) -> bool:
@@ -99,12 +104,9 @@ def is_part_of_entry(programs: Sequence[Program], key: str) -> bool:
             child: node for node in ast.walk(program.tree) for child in ast.iter_child_nodes(node)
         }
         for node in ast.walk(program.tree):
-            if isinstance(node, ast.Call) and called_name(node) in (
-                "get",
-                "items",
-                "pop",
-                "values",
-            ):
+            if isinstance(node, ast.Call) and called_name(node) in _TAKING_ENTRIES:
+                return False
+            if isinstance(node, ast.keyword) and node.arg is None:  # ``f(**row)``
                 return False
             if not (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)):
                 continue

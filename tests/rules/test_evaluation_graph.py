@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import runpy
+
 import pytest
 import torch
 from torch import nn
 
+import memprof
+from memprof.loading import load
+from memprof.rules.ranked_findings import findings
 from tests.rules.recorded import findings_of
 
 
@@ -281,3 +286,32 @@ def test_the_line_is_one_that_training_does_not_come_by(tmp_path):
     }
     lines = {one.line for one in found.remedies}
     assert lines == {Player.fill.__code__.co_firstlineno + 2}
+
+
+INLINE = """
+import torch
+from torch import nn
+
+def main():
+    net = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(64, 64), nn.Tanh())))
+    for _ in range(12):
+        net(torch.randn(64, 64)).square().mean().backward()
+        net.zero_grad()
+        out = net(torch.randn(1024, 64))
+        out.mean().item()
+        del out
+        TRACKER.step()
+
+main()
+"""
+
+
+def test_a_function_that_trains_as_well_is_not_called_without_gradients(tmp_path):
+    """Nothing further out is: the line stays the one that calls the model."""
+    job, path = tmp_path / "job.py", tmp_path / "run.json"
+    job.write_text(INLINE)
+    with memprof.track(path, sources=["cpu"], allowance_s=600) as tracker:
+        runpy.run_path(str(job), {"TRACKER": tracker})
+    found, *_ = findings(load(path))
+    assert found.rule == "evaluation-graph"
+    assert {one.code for one in found.remedies} == {"out = net(torch.randn(1024, 64))"}

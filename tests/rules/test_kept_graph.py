@@ -123,11 +123,11 @@ def test_what_two_containers_keep_the_graph_of_is_to_have_none(tmp_path):
     }
     assert first.remedies[0].fix == "no_grad"
     (cut,) = (one for one in first.remedies if one.fix == "detach")
-    assert "keeps the same graphs: there as well." in cut.why
+    assert "keeps such graphs, too: there as well." in cut.why
     assert cut.patch == ""
 
 
 def test_where_a_backward_pass_runs_both_are_told_to_be_cut_off(tmp_path):
     (first, *_) = findings_of(predicted_twice(True), tmp_path / "run.json")
     assert first.remedies[0].fix == "detach"
-    assert "keeps the same graphs: there as well." in first.remedies[0].why
+    assert "keeps such graphs, too: there as well." in first.remedies[0].why

@@ -13,13 +13,23 @@ from memprof.trace import Frame
 from tests.rules.recorded import Recording
 
 
-@pytest.mark.parametrize(("owner", "is_told"), [("list", False), ("Reader", True), ("", True)])
-def test_what_only_the_interpreter_has_is_being_made(owner, is_told, tmp_path):
-    """``torch.cat([extractor(part) for part in parts])``: no object refers to the list."""
+@pytest.mark.parametrize(
+    ("owner", "statement", "is_told"),
+    [
+        ("list", "feats = cat([extractor(part) for part in parts])", False),
+        ("list", "feats = list(map(extractor, parts))", False),
+        ("list", "feats = extractor(part)", True),  # a library in C++ may keep it
+        ("Reader", "feats = cat([extractor(part) for part in parts])", True),
+        ("", "feats = cat([extractor(part) for part in parts])", True),
+    ],
+)
+def test_what_only_the_interpreter_has_is_being_made(owner, statement, is_told, tmp_path):
+    source = tmp_path / "train.py"
+    source.write_text(f"def main(parts):\n    {statement}\n")
     trace = TraceBuilder(device="cpu")
     for step in range(20):
         trace.label(step=step).alloc(512, "work").free("work")
-        trace.alloc(1 << 20, f"t{step}", stack=(Frame("main", "train.py", 9),))
+        trace.alloc(1 << 20, f"t{step}", stack=(Frame("main", str(source), 2),))
     links = [
         Link(LinkKind.UNKNOWN, unowned=Unowned(owner=owner)),
         *([Link(LinkKind.ITEM, "5", "list", length=13)] if owner else []),

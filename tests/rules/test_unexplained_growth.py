@@ -15,6 +15,7 @@ from memprof.reference_chain import Link, LinkKind
 from memprof.report.summary import summarize
 from memprof.rules.finding import Kind
 from memprof.rules.ranked_findings import findings
+from memprof.rules.run_rule import RunMatch
 from memprof.rules.unexplained_growth import unexplained_growth
 from memprof.testing import TraceBuilder, save_snapshot, snapshot, write_run
 from memprof.trace import Category, Frame
@@ -280,6 +281,14 @@ def test_what_a_headline_of_waste_is_about_may_become_larger_with_its_batches(mi
     assert {(one.kind, one.bytes) for one in waste} == {(Kind.WASTE, STEPS * MIB)}
     growth = unexplained_growth(examine(run), waste)
     assert (growth.bytes if growth is not None else 0) == (20 * MIB if minor else 0)
+
+
+def test_a_finding_over_a_run_beside_what_rises_leaves_it_told(tmp_path):
+    """It has no tensors of a window: stored views, entries that nothing reads."""
+    run = load(recording(tmp_path, growing))
+    waste = [replace(one, match=RunMatch(device="cpu"), stack=()) for one in findings(run)]
+    assert {one.kind for one in waste} == {Kind.WASTE}
+    assert unexplained_growth(examine(run), waste).bytes == 20 * MIB
 
 
 def test_what_a_library_collects_is_the_same_wherever_it_was_called_from(tmp_path):

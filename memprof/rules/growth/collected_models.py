@@ -63,7 +63,7 @@ class CollectedModels(GrowthRule[Models]):
             why = f"{cause.container}, and keeps {keeps}."
             yield Advice("del_ref", why, cause.origin, remains=parameters)
         else:
-            keeps = "whole models: keep their scores or files"
+            keeps = "whole models: keep the last or the best of them, or their scores or files"
             yield Advice("del_ref", f"{cause.container}, and keeps {keeps}.", cause.origin)
 
 

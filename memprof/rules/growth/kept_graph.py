@@ -122,7 +122,7 @@ def _cuts(place: Place, filling: Filling, case: Case) -> Iterator[Advice]:
     places: list[Handed] = [(place, value), handed_over(case, place, value) or (place, value)]
     ways = [way for way in _ways(case) if not (tensors and way.fix == "item")]
     others = _others(case, place)
-    as_well = f" {_lines(others)} the same graphs: there as well." if others else ""
+    as_well = f" {_lines(others)} such graphs, too: there as well." if others else ""
     in_vain = bool(others) and none_meanwhile(case.window, case.finding.evidence.allocs)
     for way, (where, what) in zip(ways, places, strict=False):
         number = is_number(case, where, what)

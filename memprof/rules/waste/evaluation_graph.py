@@ -127,7 +127,12 @@ def _beside_training(case: Case) -> Place | None:
     first = calling_place(case)
     places = [place for _, place in case.frames]
     at = next((at for at, place in enumerate(places) if place is first), len(places))
-    return next((place for place in places[at:] if not serves_training(case, place)), first)
+    beside = (
+        place
+        for place in places[at:]
+        if place.function is not None and not serves_training(case, place)
+    )
+    return next(beside, first)
 
 
 def _trains_as_well(window: Window, row: int) -> bool:

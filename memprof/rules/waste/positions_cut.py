@@ -141,7 +141,11 @@ def _computed_for_all(window: Window, read: PositionsRead, row: int) -> Ints:
     lives = window.lives
     least = _OF_RESULT * int(lives.requested[row])
     is_large = (lives.requested >= least) & ~window.has_owner
-    results = is_large & (window.module == window.module[row]) & (window.phase == Phase.FORWARD)
+    results = is_large & (lives.stack == lives.stack[row])
+    if window.module[row]:  # by whichever lines the same layer was come to
+        results |= (
+            is_large & (window.module == window.module[row]) & (window.phase == Phase.FORWARD)
+        )
     computed = is_large & _through(window, read) & (window.module == 0)
     sizes = np.unique(lives.requested[results | computed]).astype(np.float64)
     gradients = np.flatnonzero(is_large & (window.phase == Phase.BACKWARD))

@@ -17,8 +17,8 @@ from memprof.views.window import Window
 __all__ = ["RULE"]
 
 _SUMS = frozenset(("mean", "sum"))
-_SIMILARITY = "CosineSimilarity.forward"
-"""The method of torch's module that multiplies and sums by itself."""
+_OF_SIMILARITY = "/torch/nn/modules/distance.py"
+"""The file of torch's module that multiplies and sums by itself; recorders name no class for it."""
 
 
 class SummedProducts(WasteRule[Match]):
@@ -33,7 +33,8 @@ class SummedProducts(WasteRule[Match]):
         large = large_tensor(window)
         if large is None or large.place is None:
             return
-        by_similarity = any(one.name == _SIMILARITY for one in window.stack(large.row))
+        files = (one.filename.replace("\\", "/") for one in window.stack(large.row))
+        by_similarity = any(one.endswith(_OF_SIMILARITY) for one in files)
         if not (by_similarity or made_by_its_statement(window, large.row)):
             return
         if _is_only_summed(large.place):

@@ -11,8 +11,9 @@ from memprof.records import Finding, Holder
 from memprof.reference_chain import LinkKind, largest_container
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
+from memprof.rules.held_at_peak import HeldAtPeak, last_searches
 from memprof.rules.rule import Advice
-from memprof.rules.run_rule import RunMatch, RunRule
+from memprof.rules.run_rule import RunRule
 from memprof.rules.same_memory import ANY_GROWTH, Overlap
 from memprof.trace import EMPTY
 from memprof.units import format_bytes, format_percent
@@ -30,11 +31,9 @@ _FEWEST_ITEMS = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class KeptDistributions(RunMatch):
+class KeptDistributions(HeldAtPeak):
     """What each distribution has beside its numbers, at the peak."""
 
-    peak: int
-    """Bytes at the device's peak."""
     names: tuple[str, ...]
     items: int
 
@@ -55,7 +54,12 @@ class DistributionsInContainer(RunRule[KeptDistributions]):
             window = device.peak_window
             if window is None or not window.line.peak_allocated.bytes:
                 continue
-            match = _match(_searches(examination, device), device, window)
+            searches = [
+                one
+                for one in last_searches(examination, device)
+                if one.stack != EMPTY and _attribute(one.holders[0])
+            ]
+            match = _match(searches, device, window)
             if match is not None:
                 yield match
 
@@ -73,15 +77,6 @@ class DistributionsInContainer(RunRule[KeptDistributions]):
             "needed, or what `sample()` returns."
         )
         yield Advice("del_ref", why, case.place_of(match.holders[0]))
-
-
-def _searches(examination: Examination, device: DeviceExamination) -> list[Finding]:
-    """The last search for each stack that came upon such an attribute of a container's items."""
-    last: dict[int, Finding] = {}
-    for one in examination.run.findings:
-        if one.finding == "holders" and one.device == device.name and one.stack != EMPTY:
-            last[one.stack] = one
-    return [one for one in last.values() if one.holders and _attribute(one.holders[0])]
 
 
 def _attribute(holder: Holder) -> str:
@@ -106,17 +101,12 @@ def _match(
     holder = searches[-1].holders[0]
     at = largest_container(holder.links)
     assert at is not None
-    row = int(there[-1])
-    return KeptDistributions(
-        device=device.name,
-        nbytes=nbytes,
-        first_step=int(window.made_in[there].min()),
-        last_step=int(window.made_in[there].max()),
-        site=window.site_of(row),
-        stack=window.stack(row),
-        holders=tuple(searches[-1].holders),
-        saving=window.replayed(window.whole(rows)),
-        peak=device.peak_allocated,
+    return KeptDistributions.of(
+        device,
+        window,
+        searches[-1],
+        there,
+        rows,
         names=tuple(sorted({_attribute(one.holders[0]) for one in searches})),
         items=holder.links[at].length,
     )

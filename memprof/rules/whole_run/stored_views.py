@@ -13,8 +13,9 @@ from memprof.records import Finding, Holder
 from memprof.reference_chain import largest_container
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
+from memprof.rules.held_at_peak import HeldAtPeak, last_searches
 from memprof.rules.rule import Advice
-from memprof.rules.run_rule import RunMatch, RunRule
+from memprof.rules.run_rule import RunRule
 from memprof.rules.same_memory import ANY_GROWTH, Overlap
 from memprof.rules.small_views import (
     SMALL_PART,
@@ -36,11 +37,8 @@ _FEWEST_ITEMS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class StoredViews(RunMatch):
+class StoredViews(HeldAtPeak):
     """Storages of which somebody keeps a small view each."""
-
-    peak: int
-    """Bytes at the device's peak."""
 
 
 class ViewsInContainer(RunRule[StoredViews]):
@@ -79,11 +77,8 @@ class ViewsInContainer(RunRule[StoredViews]):
 
 def _searches(examination: Examination, device: DeviceExamination) -> list[Finding]:
     """The last search for each stack that came upon a small view."""
-    last: dict[int, Finding] = {}
-    for one in examination.run.findings:
-        if one.finding == "holders" and one.device == device.name and one.stack != EMPTY:
-            last[one.stack] = one
-    return [one for one in last.values() if one.holders and _has_items(one.holders[0])]
+    searches = last_searches(examination, device)
+    return [one for one in searches if one.stack != EMPTY and _has_items(one.holders[0])]
 
 
 def _has_items(holder: Holder) -> bool:
@@ -115,19 +110,8 @@ def _match(search: Finding, device: DeviceExamination, window: Window) -> Stored
         return None
     if int(there.sum()) < _FEWEST_ITEMS:
         return None
-    row = int(np.flatnonzero(there)[-1])
     rows = _that_stay(window, of_stack)
-    return StoredViews(
-        device=device.name,
-        nbytes=nbytes,
-        first_step=int(window.made_in[there].min()),
-        last_step=int(window.made_in[there].max()),
-        site=window.site_of(row),
-        stack=window.stack(row),
-        holders=tuple(search.holders),
-        saving=window.replayed(window.whole(rows)),
-        peak=device.peak_allocated,
-    )
+    return StoredViews.of(device, window, search, np.flatnonzero(there), rows)
 
 
 RULE = ViewsInContainer()

@@ -10,8 +10,9 @@ import numpy as np
 from memprof.records import Finding
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
+from memprof.rules.held_at_peak import HeldAtPeak, last_searches
 from memprof.rules.rule import Advice
-from memprof.rules.run_rule import RunMatch, RunRule
+from memprof.rules.run_rule import RunRule
 from memprof.rules.same_memory import ANY_GROWTH, Overlap
 from memprof.rules.unread_fields import UnreadField, unread_field
 from memprof.source_code.program import with_imported
@@ -28,11 +29,9 @@ _FEWEST_ITEMS = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class UnreadEntries(RunMatch):
+class UnreadEntries(HeldAtPeak):
     """Tensors that items keep, at the peak."""
 
-    peak: int
-    """Bytes at the device's peak."""
     field: UnreadField
 
 
@@ -54,7 +53,7 @@ class UnreadEntriesOfItems(RunRule[UnreadEntries]):
                 continue
             programs = with_imported(window.programs)
             by_name: dict[tuple[str, str], list[tuple[Finding, UnreadField]]] = {}
-            for search in _searches(examination, device):
+            for search in last_searches(examination, device):
                 field = unread_field(search.holders[0], programs)
                 if field is not None and field.items >= _FEWEST_ITEMS:
                     by_name.setdefault((field.owner, field.name), []).append((search, field))
@@ -75,44 +74,24 @@ class UnreadEntriesOfItems(RunRule[UnreadEntries]):
         yield match.field.advice
 
 
-def _searches(examination: Examination, device: DeviceExamination) -> list[Finding]:
-    """Those for tensors of a device that came upon a holder, the last for each stack."""
-    last: dict[int, Finding] = {}
-    for one in examination.run.findings:
-        if one.finding == "holders" and one.device == device.name and one.holders:
-            last[one.stack] = one
-    return list(last.values())
-
-
 def _match(
     searches: Sequence[tuple[Finding, UnreadField]], device: DeviceExamination, window: Window
 ) -> UnreadEntries | None:
-    rows = np.unique(np.concatenate([_rows(window, search) for search, _ in searches]))
+    rows = np.unique(
+        np.concatenate([_rows(window, search, field.items) for search, field in searches])
+    )
     there = rows[window.at_peak[rows]]
     nbytes = int(window.lives.size[there].sum())
     if window.share(nbytes) < _LEAST_SHARE:
         return None
     search, field = max(searches, key=lambda one: one[0].bytes)
-    with_stack = there[window.lives.stack[there] != EMPTY]
-    row = int((with_stack if len(with_stack) else there)[-1])
-    return UnreadEntries(
-        device=device.name,
-        nbytes=nbytes,
-        first_step=int(window.made_in[there].min()),
-        last_step=int(window.made_in[there].max()),
-        site=window.site_of(row),
-        stack=window.stack(row),
-        holders=tuple(search.holders),
-        saving=window.replayed(window.whole(rows)),
-        peak=device.peak_allocated,
-        field=field,
-    )
+    return UnreadEntries.of(device, window, search, there, rows, field=field)
 
 
-def _rows(window: Window, search: Finding) -> Ints:
+def _rows(window: Window, search: Finding, items: int) -> Ints:
     """The tensors that a search was for: all of its stack; of those without, the ones of its size.
 
-    Of tensors without a stack a search is for a group of one size.
+    Of tensors without a stack a search is for a group of one size, of which most items have one.
     """
     lives = window.lives
     of_stack = np.flatnonzero((lives.stack == search.stack) & ~window.has_owner)
@@ -120,7 +99,8 @@ def _rows(window: Window, search: Finding) -> Ints:
         return of_stack
     there = of_stack[window.at_peak[of_stack]]
     for size in np.unique(lives.requested[there])[::-1].tolist():
-        if size and not search.bytes % size:
+        count, rest = divmod(search.bytes, size) if size else (0, 0)
+        if not rest and 2 * count >= items:
             of_size: Ints = there[lives.requested[there] == size]
             return of_size
     return there[:0]
