@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -163,6 +164,36 @@ def test_a_pass_of_an_evaluation_leads_to_no_graph(tmp_path):
     (unused,) = [one for one in found if one.rule == "unused-gradients"]
     assert unused.match.graph == 2 * 64 * 192 * 4  # the head's input is there all the same
     assert unused.remedies[0].code == "return self.body(x)"  # further out the head is called too
+
+
+def evaluated_once(often):
+    """Its result is there still while the next step runs, as a variable of a loop is."""
+
+    def program():
+        detector = Detector()
+        optimizer = torch.optim.SGD(detector.head.parameters(), 0.1)
+        results = []
+
+        def step(number):
+            if number == 8 or (often and number % 2):
+                with torch.no_grad():
+                    results[:] = [detector(torch.randn(64, 192))]
+            optimizer.zero_grad()
+            detector(torch.randn(64, 192)).square().mean().backward()
+            optimizer.step()
+
+        return step
+
+    return program
+
+
+@pytest.mark.parametrize(("often", "graph"), [(False, 2 * 64 * 192 * 4), (True, 0)])
+def test_one_step_that_began_otherwise_does_not_hide_the_graph_of_all_others(
+    often, graph, tmp_path
+):
+    found = findings_of(evaluated_once(often), tmp_path / "run.json")
+    (unused,) = [one for one in found if one.rule == "unused-gradients"]
+    assert unused.match.graph == graph
 
 
 def learns_through():
