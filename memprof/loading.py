@@ -22,6 +22,7 @@ from memprof.records import (
     DoubleResults,
     Finding,
     Footer,
+    GraphInputs,
     GuessedSteps,
     Header,
     Interim,
@@ -174,6 +175,7 @@ class _Assembly:
         self._labelled: list[LabelledRows] = []
         self._unmoved = UnmovedParameters()
         self._padded: PaddedBatches | None = None
+        self._graph_inputs: GraphInputs | None = None
         self._parallel = ParallelOwners()
         self._workspaces = LibraryWorkspaces()
         self._lost_rows = 0
@@ -194,6 +196,7 @@ class _Assembly:
             LabelledRows: self._add_labelled,
             UnmovedParameters: self._add_unmoved,
             PaddedBatches: self._add_padded,
+            GraphInputs: self._add_graph_inputs,
             WindowRecord: self._add_window,
             Readings: self._add_readings,
             Finding: self._add_finding,
@@ -358,6 +361,16 @@ class _Assembly:
     def _add_padded(self, record: PaddedBatches) -> None:
         self._padded = record
 
+    def _add_graph_inputs(self, record: GraphInputs) -> None:
+        columns = (record.files, record.lines, record.calls, record.given)
+        if any(len(column) != len(record.modules) for column in columns):
+            raise ValueError("its columns differ in length")
+        if any(
+            not 0 <= given <= calls for calls, given in zip(record.calls, record.given, strict=True)
+        ):
+            raise ValueError("more calls were given something than there were")
+        self._graph_inputs = record
+
     def _add_window(self, record: WindowRecord) -> None:
         steps = (record.first_step, record.last_step)
         times = (record.start_us, record.end_us)
@@ -428,6 +441,7 @@ class _Assembly:
             labelled=tuple(self._labelled),
             unmoved=frozenset(self._unmoved.modules),
             padded=self._padded,
+            graph_inputs=self._graph_inputs,
             digests=digests(self._files),
         )
 

@@ -19,6 +19,7 @@ __all__ = [
     "DryRun",
     "Finding",
     "Footer",
+    "GraphInputs",
     "GuessedSteps",
     "Header",
     "Holder",
@@ -42,7 +43,7 @@ __all__ = [
     "is_out_of_memory",
 ]
 
-SCHEMA_VERSION = (1, 10)
+SCHEMA_VERSION = (1, 11)
 """(major, minor). A reader refuses a newer major version and ignores what a newer minor adds.
 
 What a field meant in an older version is brought to its present meaning by `older_schema`.
@@ -66,6 +67,7 @@ History:
     1.8  a `Link` says whether the value under a weak key refers to that key (2026-11)
     1.9  `padded_batches`: how much of its batches a model is called with is padding (2026-11)
     1.10 `labelled_rows`: how many of the rows that it is given a loss counts (2026-11)
+    1.11 `graph_inputs`: which calls of models were given what takes a gradient (2026-11)
 """
 
 
@@ -397,6 +399,27 @@ class PaddedBatches(
     """Places from the first to the last that any sequence of that call uses."""
 
 
+class GraphInputs(
+    msgspec.Struct, frozen=True, tag_field="kind", tag="graph_inputs", omit_defaults=True
+):
+    """Which calls of models were given what takes a gradient, as columns of equal length.
+
+    Of calls from outside all modules, with gradients on: the graph of one that was given none leads
+    to the parameters of what it calls, and to nothing else. The last holds.
+    """
+
+    modules: list[str] = []
+    """Paths of what was called, as labels have them."""
+    files: list[str] = []
+    """The line of the program that the calls came by, the innermost, …"""
+    lines: list[int] = []
+    """… with its number."""
+    calls: list[int] = []
+    """Calls of the module by the line."""
+    given: list[int] = []
+    """Those of them that were given a tensor that takes a gradient, or what was not looked into."""
+
+
 class Readings(msgspec.Struct, frozen=True, tag_field="kind", tag="readings"):
     """Readings of a sampled source (``nvml``, ``host``) as columns over ``time_us``.
 
@@ -561,6 +584,7 @@ Record = (
     | LabelledRows
     | UnmovedParameters
     | PaddedBatches
+    | GraphInputs
     | Readings
     | Finding
     | Note

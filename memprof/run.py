@@ -13,6 +13,7 @@ from memprof.records import (
     DoubleResults,
     Finding,
     Footer,
+    GraphInputs,
     GuessedSteps,
     Header,
     LabelledRows,
@@ -102,6 +103,8 @@ class Run:
     """Paths of the modules that no step of an optimizer changes, as its rate for them is 0."""
     padded: PaddedBatches | None = None
     """How much of its batches a model is called with is padding; None where that is not known."""
+    graph_inputs: GraphInputs | None = None
+    """Which calls of models were given what takes a gradient; None where that is not known."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """`digest_of` the program's own source files as they ran, by name; not of all."""
     is_snapshot: bool = False

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from memprof.record.summaries import Summaries
     from memprof.referrers.survivor_watch import SurvivorWatch
     from memprof.sources.cuda.oom_observer import Exhausted
+    from memprof.sources.owners.graph_inputs import GraphInputsWatch
     from memprof.sources.owners.padded_batches import PaddedBatchesWatch
     from memprof.sources.owners.unmoved_parameters import UnmovedParametersWatch
     from memprof.sources.profiled_calls import ProfiledCallsWatch
@@ -122,7 +123,8 @@ class Session:
         )
         self._loop_watch: LoopWatch | None = None
         self._watches: tuple[
-            UnmovedParametersWatch | PaddedBatchesWatch | ProfiledCallsWatch, ...
+            UnmovedParametersWatch | PaddedBatchesWatch | GraphInputsWatch | ProfiledCallsWatch,
+            ...,
         ] = ()
         self._survivor_watch: SurvivorWatch | None = None
         self._searched_sources: list[EventSource] | None = None
@@ -272,12 +274,17 @@ class Session:
         loop_watch = self._loop_watch
         if loop_watch is None or self._watches:
             return
+        from memprof.sources.owners.graph_inputs import GraphInputsWatch
         from memprof.sources.owners.padded_batches import PaddedBatchesWatch
         from memprof.sources.owners.unmoved_parameters import UnmovedParametersWatch
         from memprof.sources.profiled_calls import ProfiledCallsWatch
 
-        kinds = (UnmovedParametersWatch, PaddedBatchesWatch, ProfiledCallsWatch)
-        self._watches = tuple(kind(loop_watch) for kind in kinds)
+        self._watches = (
+            UnmovedParametersWatch(loop_watch),
+            PaddedBatchesWatch(loop_watch),
+            GraphInputsWatch(loop_watch),
+            ProfiledCallsWatch(loop_watch),
+        )
         loop_watch.listeners += self._watches
         if self._searched_sources is not None:
             self._survivor_watch = _survivor_watch(

@@ -141,7 +141,8 @@ def graph_for_nothing(window: Window, modules: set[int], training_modules: set[i
     """Activations that a backward pass frees, of modules to which nothing that is trained leads.
 
     So nothing before them takes a gradient: their graph serves only gradients that nobody uses.
-    They run before all that is trained; or the source says that they are called with data alone.
+    They run before all that is trained; or they were called with nothing that takes a gradient; or
+    the source says that they are called with data alone.
     """
     paths = window.owners.module.names
     around = common_module([paths[m] for m in modules])
@@ -155,6 +156,9 @@ def graph_for_nothing(window: Window, modules: set[int], training_modules: set[i
     rows, begins = rows[begins >= 0], begins[begins >= 0]
     if len(rows) and _come_before(window, rows, begins):
         return OwnGraph(rows, line_of_its_own(window, rows, training_modules))
+    own = _given_no_graph(window, rows, training_modules)
+    if len(own):
+        return OwnGraph(own, line_of_its_own(window, own, training_modules))
     called_at = _line_of_data(window, rows, training_modules) if len(rows) else None
     if called_at is not None:
         return OwnGraph(rows, called_at)
@@ -171,6 +175,36 @@ def _come_before(window: Window, rows: Ints, begins: Ints) -> bool:
     steps = np.unique(window.made_in[rows])
     late_steps = np.unique(window.made_in[rows[is_late]])
     return len(late_steps) <= _FEW_STEPS * len(steps)
+
+
+def _given_no_graph(window: Window, rows: Ints, training_modules: set[int]) -> Ints:
+    """Of some rows those of calls by lines at which nothing was given that takes a gradient.
+
+    Where what is called is trained in part, that part may lead to the rest. A call that no line was
+    noted for, as within another module, counts as none of these.
+    """
+    inputs = window.graph_inputs
+    if inputs is None:
+        return rows[:0]
+    paths = window.owners.module.names
+    trained = [f"{paths[module]}." for module in training_modules if module]
+    by_line: dict[tuple[str, int], dict[str, bool]] = {}
+    noted = zip(inputs.modules, inputs.files, inputs.lines, inputs.given, strict=True)
+    for module, filename, line, given in noted:
+        is_apart = not any(path.startswith(f"{module}.") for path in trained)
+        by_line.setdefault((filename, line), {})[module] = is_apart and not given
+    made_by = [*zip(window.lives.stack[rows].tolist(), window.module[rows].tolist(), strict=True)]
+    is_free: dict[tuple[int, int], bool] = {}
+    for stack, row_module in set(made_by):
+        answers = [
+            is_none_given
+            for frame in (window.trace.stack(stack) if stack != EMPTY else ())
+            for root, is_none_given in by_line.get((frame.filename, frame.line), {}).items()
+            if f"{paths[row_module]}.".startswith(f"{root}.")
+        ]
+        is_free[stack, row_module] = bool(answers) and all(answers)
+    own: Ints = rows[np.array([is_free[one] for one in made_by], dtype=bool)]
+    return own
 
 
 def _pass_of_data(window: Window, rows: Ints, training_modules: set[int]) -> OwnGraph:

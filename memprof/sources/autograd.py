@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
+
 from memprof.cpython.signal_errors import guarded_errors
 
 __all__ = [
@@ -19,12 +21,15 @@ __all__ = [
     "gradient_of",
     "has_gradient",
     "is_leaf",
+    "may_take_gradient",
     "node_number",
 ]
 
 _GRAD_FN = attrgetter("grad_fn")
 _DEEPEST = 3
 _WIDEST = 64
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, range, slice, np.ndarray)
+"""Classes whose objects have no tensors."""
 
 
 def grad_fn_of(tensor: Any) -> Any:
@@ -90,3 +95,34 @@ def _any_was_made(values: Any, tensor: type, deepest: int) -> bool:
     if deepest and (type(values) is tuple or type(values) is list):
         return any(_any_was_made(one, tensor, deepest - 1) for one in values[:_WIDEST])
     return False
+
+
+def may_take_gradient(values: Any, deepest: int = _DEEPEST) -> bool:
+    """Whether a tensor among ``values`` takes a gradient, or something there was not looked into.
+
+    Tuples, lists and dicts are looked into, and numbers, texts and arrays take none; any other
+    object may have tensors that do.
+    """
+    import torch
+
+    plain = (*_PLAIN, torch.Size, torch.dtype, torch.device)
+    with torch._C.DisableTorchFunction():
+        return _may_take_gradient(values, torch.Tensor, plain, deepest)
+
+
+def _may_take_gradient(values: Any, tensor: type, plain: tuple[type, ...], deepest: int) -> bool:
+    kind = type(values)
+    if type.__subclasscheck__(tensor, kind):
+        try:
+            return bool(values.requires_grad)
+        except guarded_errors():  # a subclass of the program may raise anything
+            return True
+    if kind in plain:
+        return False
+    if kind is dict:
+        values, kind = list(values.values()), list
+    if kind is not tuple and kind is not list:
+        return True
+    if not deepest or len(values) > _WIDEST:
+        return bool(values)
+    return any(_may_take_gradient(one, tensor, plain, deepest - 1) for one in values)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.allocator import ReplayedTrace, replayed_trace
-from memprof.records import DoubleResults, Finding, LabelledRows, PaddedBatches, Site
+from memprof.records import DoubleResults, Finding, GraphInputs, LabelledRows, PaddedBatches, Site
 from memprof.run import Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Program, code_of, program_of
@@ -55,6 +55,8 @@ class Window:
     """Paths of the modules that no step of an optimizer changes, as its rate for them is 0."""
     padded: PaddedBatches | None = None
     """How much of its batches a model is called with is padding; None where that is not known."""
+    graph_inputs: GraphInputs | None = None
+    """Which calls of models were given what takes a gradient; None where that is not known."""
     doubles: tuple[DoubleResults, ...] = ()
     """What operators returned in double precision on its device, where that was recorded."""
     labelled: tuple[LabelledRows, ...] = ()
@@ -96,6 +98,7 @@ class Window:
             number,
             unmoved=unmoved,
             padded=run.padded if run else None,
+            graph_inputs=run.graph_inputs if run else None,
             doubles=doubles,
             labelled=tuple(one for one in run.labelled if one.device == device) if run else (),
             searches=tuple(

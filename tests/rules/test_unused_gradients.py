@@ -228,6 +228,48 @@ def test_a_teacher_that_runs_after_the_student_is_given_the_batch_alone(tmp_path
     assert (remedy.fix, remedy.code) == ("no_grad", "wanted = self.teacher(x)")
 
 
+def scores(model, rows, settings):
+    return model(rows * settings["scale"]).square().sum(-1)
+
+
+def with_reference(given):
+    """A copy that is compared with, after the model: one function calls both."""
+
+    def program():
+        model, reference = Net(), Net()
+        optimizer = torch.optim.Adam(model.parameters(), 0.1)
+        settings = {"scale": 2.0}
+
+        def step(number):
+            rows = torch.randn(512, 192)
+            made = scores(model, rows, settings)
+            wanted = scores(reference, given(rows, made), settings)
+            (made - wanted).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    return program
+
+
+def test_a_reference_that_is_given_no_graph_needs_none_whatever_runs_before_it(tmp_path):
+    found = findings_of(with_reference(lambda rows, made: rows), tmp_path / "run.json")
+    assert (found[0].rule, found[0].minor) == ("unused-gradients", False)
+    assert found[0].match.graph == 3 * 512 * 192 * 4  # a layer's input, twice, and the result
+    (remedy, *_) = found[0].remedies
+    assert remedy.fix == "no_grad"
+    assert remedy.code == "wanted = scores(reference, given(rows, made), settings)"
+
+
+def test_a_reference_that_is_given_what_was_made_needs_its_graph(tmp_path):
+    def given(rows, made):
+        return rows + made.unsqueeze(-1)
+
+    found = findings_of(with_reference(given), tmp_path / "run.json")
+    assert [one.match.graph for one in found if one.rule == "unused-gradients"] == [0]
+
+
 def test_a_teacher_that_the_student_learns_through_keeps_its_graph(tmp_path):
     found = findings_of(late_teacher(of_data=False), tmp_path / "run.json")
     assert [one.match.graph for one in found if one.rule == "unused-gradients"] == [0]

@@ -352,6 +352,10 @@ class LoopWatch:
             place.step, place.annotation, place.row = step, annotation, row
         return place
 
+    def called_at(self) -> tuple[str, int]:
+        """File and line that this thread's last call from outside all modules came by."""
+        return self.places.line(self._threads.state.called_at)
+
     def next_label(self) -> int:
         """Row of the label that this place has once the step under way is over."""
         place = self.place()
