@@ -20,16 +20,22 @@ from memprof.referrers.heap import Deadline, places_among  # noqa: E402
 from memprof.referrers.roots import module_roots  # noqa: E402
 from memprof.referrers.search_from_tensors import UpwardSearch  # noqa: E402
 from memprof.referrers.survivors import Survivors  # noqa: E402
+from tests import forks  # noqa: E402
 
 KEPT: list[torch.Tensor] = []
 ARRAYS: list[object] = []
 OF_A_LIBRARY = json
+MANY = 300_000
+
+
+def framework_of_many_objects():
+    """As many objects as frameworks bring; a class holds them, as theirs do."""
+    return type("Framework", (), {"parts": [[None] for _ in range(MANY)]})
 
 
 @pytest.fixture(scope="module")
 def large_heap():
-    """As many objects as frameworks bring; a class holds them, as theirs do."""
-    return type("Framework", (), {"parts": [[None] for _ in range(300_000)]})
+    return framework_of_many_objects()
 
 
 @pytest.fixture
@@ -88,10 +94,12 @@ class Learner:
         self.rule = lambda: self.state
 
 
-@pytest.fixture
-def turns(monkeypatch):
-    """What a search does, one after the other, when the first time for libraries is none."""
-    done = []
+def search_graphs_first():
+    """What a search says of a graph's tensor, a library's and a cycle's, and what it did for it.
+
+    The first time for libraries is none; nothing but a look at everything tells the cycle.
+    """
+    turns = []
     sweep, may_read_graphs = heap.Heap.sweep, search.may_read_graphs
 
     @contextmanager
@@ -101,42 +109,47 @@ def turns(monkeypatch):
         deadline.passed = False
 
     def noted_sweep(*arguments):
-        done.append("sweep")
+        turns.append("sweep")
         return sweep(*arguments)
 
     def noted_look():
-        done.append("graphs")
+        turns.append("graphs")
         return may_read_graphs()
 
-    monkeypatch.setattr(heap.Deadline, "earlier", none_of_it)
-    monkeypatch.setattr(heap.Heap, "sweep", noted_sweep)
-    monkeypatch.setattr(search, "may_read_graphs", noted_look)
-    return done
-
-
-@pytest.mark.whole_heap
-@pytest.mark.usefixtures("large_heap")
-def test_graphs_come_before_what_is_left_of_libraries(turns, monkeypatch):
-    """Nothing but a look at everything tells a cycle."""
+    framework = framework_of_many_objects()
     hidden = (torch.ones(4, requires_grad=True) * 2).tanh()
     learner = Learner()
-    keys = [
-        hidden.untyped_storage()._cdata,
-        kept_by_a_library(monkeypatch),
-        learner.state.untyped_storage()._cdata,
-    ]
-    state = hidden.sum()
-    del hidden, learner
     deadline = Deadline(60.0)
-    of_graph, its, lost = find_holders(keys, deadline=deadline, in_passing=True)
-    assert not deadline.passed
-    assert names(of_graph)[0].startswith("saved tensor `result` of TanhBackward0")
-    assert "local `state`" in names(of_graph)[0]
-    assert names(its) == ["list `hoard` (1 items), global `hoard` of json"]
-    assert "a reference cycle that only the garbage collector frees" in names(lost)[0]
-    by_turns = [one for one, _ in groupby(turns)]
-    assert by_turns[:3] == ["sweep", "graphs", "sweep"]
-    assert state.numel() == 1
+    with pytest.MonkeyPatch.context() as patched:
+        keys = [
+            hidden.untyped_storage()._cdata,
+            kept_by_a_library(patched),
+            learner.state.untyped_storage()._cdata,
+        ]
+        state = hidden.sum()
+        del hidden, learner
+        patched.setattr(heap.Deadline, "earlier", none_of_it)
+        patched.setattr(heap.Heap, "sweep", noted_sweep)
+        patched.setattr(search, "may_read_graphs", noted_look)
+        found = find_holders(keys, deadline=deadline, in_passing=True)
+    assert (len(framework.parts), state.numel(), deadline.passed) == (MANY, 1, False)
+    return [names(one)[0] for one in found], [turn for turn, _ in groupby(turns)]
+
+
+def test_graphs_come_before_what_is_left_of_libraries():
+    """In a process of its own: where graphs that only C++ holds are many, no cycle is told."""
+    done = forks.run(
+        "import json\n"
+        "from tests.referrers.test_large_heap import search_graphs_first\n"
+        "print(json.dumps(search_graphs_first()))"
+    )
+    assert done.returncode == 0, done.stderr
+    (of_graph, its, lost), turns = json.loads(done.stdout)
+    assert of_graph.startswith("saved tensor `result` of TanhBackward0")
+    assert "local `state`" in of_graph
+    assert its == "list `hoard` (1 items), global `hoard` of json"
+    assert "a reference cycle that only the garbage collector frees" in lost
+    assert turns[:3] == ["sweep", "graphs", "sweep"]
 
 
 def test_a_small_heap_is_searched_whole(library_sweeps):
