@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from memprof.source_code.program import FUNCTIONS, Place, assigned, called_name, calls_in
 from memprof.source_code.scopes import parameters, reads_of
 
-__all__ = ["LinearOfEdges", "linear_of_edges"]
+__all__ = ["LinearOfEdges", "linear_of_edges", "linear_of_gathered"]
 
 _MESSAGE = "message"
 """The method of PyG's `MessagePassing` that makes a message of what it gathers for each edge."""
 _ENDS = ("_i", "_j")
 """What ends the name of a parameter that is given features of nodes, one row for each edge."""
 _LINEAR = "Linear"
+_JOINING = ("cat", "concat", "concatenate")
+_SELECTING = "index_select"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,9 +26,11 @@ class LinearOfEdges:
     layer: str
     """As written: ``self.lin``."""
     features: str
-    """The argument of `propagate` that is gathered: ``x``."""
+    """What is gathered: ``x``, an argument of `propagate` or a variable."""
     place: Place
     """The statement that calls it."""
+    parts: int = 1
+    """How many tensors are joined to what it is given."""
 
 
 def linear_of_edges(place: Place) -> LinearOfEdges | None:
@@ -57,6 +61,91 @@ def linear_of_edges(place: Place) -> LinearOfEdges | None:
             if at is not None and len(calls[0].args) == 1 and _is_linear(class_, calls[0].func):
                 return LinearOfEdges(ast.unparse(calls[0].func), name[:-2], at)
     return None
+
+
+def linear_of_gathered(place: Place) -> LinearOfEdges | None:
+    """``self.lin(x[src])`` or ``self.lin(torch.cat([x[src], x[dst]], -1))``, as a statement has it.
+
+    Or as one gathers, or joins, what a variable then hands to the layer. In a `message` ``x_j`` is
+    gathered. None where anything else reads what the layer is given.
+    """
+    for call in calls_in(place.function) if place.function is not None else ():
+        if len(call.args) != 1 or call.keywords or not _is_linear(place.class_, call.func):
+            continue
+        at = place.program.place(call)
+        of_layer = _Given(place)
+        if at is not None and of_layer.follow(call.args[0]) and of_layer.gathered:
+            statements = [at.statement, *of_layer.statements]
+            if place.statement in statements:
+                features = ast.unparse(of_layer.gathered[0])
+                return LinearOfEdges(ast.unparse(call.func), features, at, of_layer.parts)
+    return None
+
+
+class _Given:
+    """What a call is given, followed through variables that nothing else reads."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self.gathered: list[ast.expr] = []
+        """Of what rows are taken by an index."""
+        self.statements: list[ast.stmt] = []
+        self.parts = 1
+
+    def follow(self, value: ast.expr) -> bool:
+        """Whether nothing else reads it, and it is gathered, or joined of what is in part."""
+        if isinstance(value, ast.Name):
+            return self._follow_variable(value.id)
+        if called_name(value) in _JOINING and isinstance(value, ast.Call) and value.args:
+            joined = value.args[0]
+            if not isinstance(joined, (ast.List, ast.Tuple)):
+                return False
+            self.parts = len(joined.elts)
+            are_gathered = [self.follow(one) for one in joined.elts]  # each of them, to the last
+            return any(are_gathered)
+        rows_of = _rows_of(value)
+        if rows_of is not None:
+            self.gathered.append(rows_of)
+        return rows_of is not None
+
+    def _follow_variable(self, name: str) -> bool:
+        function = self._place.function
+        if function is None or len(list(reads_of(function, name))) != 1:
+            return False
+        if name in parameters(function):
+            is_gathered = function.name == _MESSAGE and name.endswith(_ENDS)
+            if is_gathered:
+                self.gathered.append(ast.Name(name[:-2]))
+            return is_gathered
+        bindings = [
+            (node, value)
+            for node in ast.walk(function)
+            for target, value in assigned(node)
+            if isinstance(target, ast.Name) and target.id == name
+        ]
+        if len(bindings) != 1:
+            return False
+        (binding, value), *_ = bindings
+        if value is None or not isinstance(binding, ast.stmt):
+            return False
+        self.statements.append(binding)
+        return self.follow(value)
+
+
+def _rows_of(value: ast.expr) -> ast.expr | None:
+    """``x`` in ``x[src]`` and ``x.index_select(0, src)``; None for slices, and numbers of rows."""
+    if isinstance(value, ast.Subscript):
+        is_index = isinstance(value.slice, (ast.Name, ast.Attribute, ast.Subscript))
+        return value.value if is_index else None
+    if called_name(value) != _SELECTING or not isinstance(value, ast.Call) or not value.args:
+        return None
+    of, *rest = value.args
+    if not isinstance(value.func, ast.Attribute):
+        return None
+    if ast.unparse(value.func.value) != "torch":
+        of, rest = value.func.value, value.args
+    is_of_rows = bool(rest) and isinstance(rest[0], ast.Constant) and rest[0].value == 0
+    return of if is_of_rows else None
 
 
 def _is_linear(class_: ast.ClassDef | None, layer: ast.expr) -> bool:

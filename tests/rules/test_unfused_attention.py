@@ -377,3 +377,53 @@ def test_a_librarys_attention_is_not_the_programs_to_write_anew(tmp_path):
     every = findings_of(program, tmp_path / "run.json")
     (found,) = [one for one in every if one.rule == "unfused-attention"]
     assert found.minor
+
+
+class Mapped(Inline):
+    """Probabilities go through a layer that hooks read them at."""
+
+    def __init__(self):
+        super().__init__()
+        self.map = nn.Identity()
+
+    def forward(self, x):
+        q, k, v = self.project(x).chunk(3, -1)
+        return x + torch.bmm(self.map(self.softmax(torch.bmm(q, k.mT))), v)
+
+
+def reads_maps():
+    model, maps = nn.Sequential(*(Mapped() for _ in range(3))), []
+    for layer in model:
+        layer.map.register_forward_hook(lambda module, given, made: maps.append(made))
+
+    def step(number):
+        with torch.no_grad():
+            model(torch.randn(HEADS, LENGTH, WIDTH))
+        largest = max(one.amax().item() for one in maps)
+        maps.clear()
+        return largest
+
+    return step
+
+
+def test_probabilities_that_the_program_keeps_are_what_it_is_for(tmp_path):
+    found = findings_of(reads_maps, tmp_path / "run.json")
+    assert "unfused-attention" not in [one.rule for one in found]
+
+
+def scores_words():
+    """Likelihoods of words, of which one is then taken: a product follows, of something else."""
+    words, hidden = torch.randn(LENGTH, WIDTH), torch.randn(HEADS * LENGTH, WIDTH)
+    net = nn.Linear(WIDTH, WIDTH)
+
+    def step(number):
+        with torch.no_grad():
+            likelihoods = nn.functional.log_softmax(net(hidden) @ words.T, -1)
+            return (likelihoods[:, :1].T @ hidden).sum().item()
+
+    return step
+
+
+def test_likelihoods_are_no_attention(tmp_path):
+    found = findings_of(scores_words, tmp_path / "run.json")
+    assert "unfused-attention" not in [one.rule for one in found]

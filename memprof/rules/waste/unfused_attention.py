@@ -25,7 +25,7 @@ from memprof.source_code.program import (
 )
 from memprof.trace import Frame, Phase
 from memprof.units import format_bytes
-from memprof.views.window import Ints, Window
+from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["RULE"]
 
@@ -41,7 +41,7 @@ _NEAR = 12
 """Products that may come until the one with the values, of other heads or in between."""
 _PRODUCTS = ("baddbmm", "bmm", "einsum", "matmul")
 _NATIVE_PRODUCT = re.compile(r"\b(?:bmm|baddbmm|matmul|einsum)\b|_bmm|bmm_")
-_NATIVE_SOFTMAX = re.compile(r"softmax|\bexp\b|_exp\b")
+_NATIVE_SOFTMAX = re.compile(r"(?<!log_)softmax|\bexp\b|_exp\b")
 _CHANGES = {
     *("_conv_forward", "abs", "conv1d", "conv2d", "cos", "elu", "gelu", "relu", "sigmoid", "sign"),
     *("sin", "softplus", "sort", "tanh", "topk"),
@@ -109,7 +109,7 @@ class UnfusedAttention(WasteRule[AttentionScores]):
             mask = np.zeros(len(window.lives), dtype=bool)
             mask[tables] = True
             there = mask & window.at_peak
-            if window.share(window.bytes_of(there)) < _LEAST_SHARE:
+            if window.share(window.bytes_of(there)) < _LEAST_SHARE or _are_kept(window, there):
                 continue
             stays = window.device == "cpu" and _drops_out(window, tables)
             yield AttentionScores(
@@ -299,6 +299,16 @@ def _tables(window: Window, frame: Frame, size: int) -> Ints:
     # autograd's own threads have no line of the program: what is as large is of the same tables
     is_table |= (window.phase == Phase.BACKWARD) & ~window.has_owner
     return np.flatnonzero(is_table & np.isin(window.lives.requested, sizes))
+
+
+def _are_kept(window: Window, there: Bools) -> bool:
+    """Whether most of some tables outlive the modules that made them, and no graph has them.
+
+    Then the program reads the probabilities: a hook collects them, say.
+    """
+    freed_in = np.append(window.phase_of_event, Phase.UNKNOWN)[window.lives.free]
+    kept = there & (window.phase == Phase.FORWARD) & (freed_in == Phase.OTHER)
+    return 2 * window.bytes_of(kept) > window.bytes_of(there)
 
 
 def _changes_scores(window: Window, tables: Ints, frame: Frame) -> bool:

@@ -1,0 +1,145 @@
+"""gathered-rows: rows are gathered, each many times, for a linear layer that takes them one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from memprof.loading import load
+from tests.rules.recorded import findings_of
+
+NODES, EDGES, CHANNELS = 256, 8192, 32
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(CHANNELS, CHANNELS)
+
+    def messages(self, x, src, dst):
+        return self.lin(x[src])
+
+    def forward(self, x, edges):
+        src, dst = edges
+        made = self.messages(x, src, dst)
+        return x + torch.zeros_like(x).index_add(0, dst, made)
+
+
+class FirstMapped(Layer):
+    def messages(self, x, src, dst):
+        return self.lin(x)[src]
+
+
+class ByVariable(Layer):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(CHANNELS, CHANNELS)
+
+    def messages(self, x, src, dst):
+        ends = x.index_select(0, src)
+        return self.lin(ends)
+
+
+class OfBothEnds(Layer):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(2 * CHANNELS, CHANNELS)
+
+    def messages(self, x, src, dst):
+        return self.lin(torch.cat([x[src], x[dst]], dim=-1))
+
+
+class ReadTwice(Layer):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(CHANNELS, CHANNELS)
+
+    def messages(self, x, src, dst):
+        ends = x[src]
+        return self.lin(ends) * ends.mean(-1, keepdim=True)
+
+
+class Selected(Layer):
+    """Some of the rows, each once."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(CHANNELS, CHANNELS)
+
+    def messages(self, x, src, dst):
+        some = torch.arange(len(x) // 2)
+        return torch.cat([self.lin(x[some])] * (2 * len(src) // len(x)))
+
+
+class OfAllRows(Layer):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.BatchNorm1d(CHANNELS)  # which takes all rows together
+
+    def messages(self, x, src, dst):
+        return self.lin(x[src])
+
+
+def training(kind):
+    def program():
+        torch.manual_seed(0)
+        layers = nn.ModuleList(kind() for _ in range(3))
+        optimizer = torch.optim.SGD(layers.parameters(), 0.1)
+        x, edges = torch.randn(NODES, CHANNELS), torch.randint(NODES, (2, EDGES))
+
+        def step(number):
+            hidden = x
+            for layer in layers:
+                hidden = layer(hidden, edges)
+            hidden.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    return program
+
+
+fires = training(Layer)
+looks_alike = training(FirstMapped)
+
+
+def gathered(program, path):
+    return [one for one in findings_of(program, path) if one.rule == "gathered-rows"]
+
+
+def peak(path):
+    (device,) = load(path).devices
+    return int(device.steps.peak_allocated.max())
+
+
+def test_the_layer_is_called_on_the_rows_before_they_are_gathered(tmp_path):
+    (found,) = gathered(fires, tmp_path / "run.json")
+    (first,) = found.remedies
+    assert found.bytes == 3 * EDGES * CHANNELS * 4
+    assert found.title.endswith(
+        "are rows of `x`, gathered some 32 times each, which `self.lin` takes one by one"
+    )
+    assert (first.fix, first.code) == ("transform_nodes", "return self.lin(x[src])")
+    findings_of(looks_alike, tmp_path / "changed.json")
+    promised, changed = first.peak_before - first.saves_bytes, peak(tmp_path / "changed.json")
+    assert abs(promised - changed) <= 0.1 * first.saves_bytes
+
+
+def test_what_a_variable_hands_on_is_told_at_the_call(tmp_path):
+    (found,) = gathered(training(ByVariable), tmp_path / "run.json")
+    assert found.site.code == "ends = x.index_select(0, src)"
+    assert found.remedies[0].code == "return self.lin(ends)"
+
+
+def test_both_ends_of_each_edge_are_given_weights_of_their_own(tmp_path):
+    (found,) = gathered(training(OfBothEnds), tmp_path / "run.json")
+    assert found.bytes == 3 * EDGES * 2 * CHANNELS * 4
+    assert found.match.times == EDGES / NODES
+    assert "a linear layer of its own" in found.remedies[0].why
+
+
+@pytest.mark.parametrize("kind", [FirstMapped, ReadTwice, Selected, OfAllRows])
+def test_what_needs_its_rows_is_left_alone(kind, tmp_path):
+    assert not gathered(training(kind), tmp_path / "run.json")
