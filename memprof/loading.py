@@ -26,6 +26,7 @@ from memprof.records import (
     GuessedSteps,
     Header,
     Interim,
+    KeptResults,
     LabelledRows,
     Note,
     Owners,
@@ -173,6 +174,7 @@ class _Assembly:
         self._guesses: list[GuessedSteps] = []
         self._doubles: list[DoubleResults] = []
         self._labelled: list[LabelledRows] = []
+        self._kept_results: list[KeptResults] = []
         self._unmoved = UnmovedParameters()
         self._padded: PaddedBatches | None = None
         self._graph_inputs: GraphInputs | None = None
@@ -194,6 +196,7 @@ class _Assembly:
             GuessedSteps: self._add_guess,
             DoubleResults: self._add_doubles,
             LabelledRows: self._add_labelled,
+            KeptResults: self._add_kept_results,
             UnmovedParameters: self._add_unmoved,
             PaddedBatches: self._add_padded,
             GraphInputs: self._add_graph_inputs,
@@ -355,6 +358,17 @@ class _Assembly:
                 raise ValueError("more rows count than there are")
         self._labelled.append(record)
 
+    def _add_kept_results(self, record: KeptResults) -> None:
+        figures = (record.size, record.count, record.needed, record.unread, record.reduced)
+        stacks = (record.readers, record.computed)
+        if any(len(column) != len(record.stack) for column in (*figures, *stacks)):
+            raise ValueError("its columns differ in length")
+        for stack in (*record.stack, *(one for column in stacks for row in column for one in row)):
+            _check_index("stack", stack, len(self._stacks))
+        if any(number < 0 for column in figures for number in column):
+            raise ValueError("a number of results is impossible")
+        self._kept_results.append(record)
+
     def _add_unmoved(self, record: UnmovedParameters) -> None:
         self._unmoved = record
 
@@ -439,6 +453,7 @@ class _Assembly:
             guessed=numbering.remaining,
             doubles=tuple(self._doubles),
             labelled=tuple(self._labelled),
+            kept_results=tuple(self._kept_results),
             unmoved=frozenset(self._unmoved.modules),
             padded=self._padded,
             graph_inputs=self._graph_inputs,

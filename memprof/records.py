@@ -24,6 +24,7 @@ __all__ = [
     "Header",
     "Holder",
     "Interim",
+    "KeptResults",
     "LabelledRows",
     "Note",
     "Owners",
@@ -67,7 +68,8 @@ History:
     1.8  a `Link` says whether the value under a weak key refers to that key (2026-11)
     1.9  `padded_batches`: how much of its batches a model is called with is padding (2026-11)
     1.10 `labelled_rows`: how many of the rows that it is given a loss counts (2026-11)
-    1.11 `graph_inputs`: which calls of models were given what takes a gradient (2026-11)
+    1.11 `graph_inputs`: which calls of models were given what takes a gradient; `kept_results`:
+         what was read of results that outlived calls of models (2026-11)
 """
 
 
@@ -366,6 +368,35 @@ class LabelledRows(
     """Those of them that count."""
 
 
+class KeptResults(
+    msgspec.Struct, frozen=True, tag_field="kind", tag="kept_results", omit_defaults=True
+):
+    """What operators read of results that outlived calls of models, as columns of equal length.
+
+    Of those that have died, and all that was computed of them value by value. Known where a
+    dispatch mode records (``recorder`` is ``operators``), which does not see what NumPy reads. One
+    is written at a window's end, of what died in it.
+    """
+
+    device: str
+    stack: list[int] = []
+    """Where results of one size were made."""
+    size: list[int] = []
+    """Bytes of one."""
+    count: list[int] = []
+    """Results of that stack and size."""
+    needed: list[int] = []
+    """Those of them of which all may be needed: by an operator that does not just reduce them."""
+    unread: list[int] = []
+    """Those of them of which no operator computed anything, but copies that none was given."""
+    reduced: list[int] = []
+    """Bytes of all that the others were reduced to."""
+    readers: list[list[int]] = []
+    """Stacks of operators that reduced them, a few."""
+    computed: list[list[int]] = []
+    """Stacks of what was computed of them value by value, or joined of them, a few."""
+
+
 class UnmovedParameters(
     msgspec.Struct, frozen=True, tag_field="kind", tag="unmoved_parameters", omit_defaults=True
 ):
@@ -582,6 +613,7 @@ Record = (
     | GuessedSteps
     | DoubleResults
     | LabelledRows
+    | KeptResults
     | UnmovedParameters
     | PaddedBatches
     | GraphInputs

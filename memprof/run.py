@@ -16,6 +16,7 @@ from memprof.records import (
     GraphInputs,
     GuessedSteps,
     Header,
+    KeptResults,
     LabelledRows,
     Note,
     PaddedBatches,
@@ -99,6 +100,8 @@ class Run:
     """What operators returned in double precision."""
     labelled: Sequence[LabelledRows] = ()
     """How many of the rows that they are given losses count."""
+    kept_results: Sequence[KeptResults] = ()
+    """What was read of results that outlived calls of models."""
     unmoved: frozenset[str] = frozenset()
     """Paths of the modules that no step of an optimizer changes, as its rate for them is 0."""
     padded: PaddedBatches | None = None

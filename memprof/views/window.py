@@ -10,7 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.allocator import ReplayedTrace, replayed_trace
-from memprof.records import DoubleResults, Finding, GraphInputs, LabelledRows, PaddedBatches, Site
+from memprof.records import (
+    DoubleResults,
+    Finding,
+    GraphInputs,
+    KeptResults,
+    LabelledRows,
+    PaddedBatches,
+    Site,
+)
 from memprof.run import Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Program, code_of, program_of
@@ -61,6 +69,8 @@ class Window:
     """What operators returned in double precision on its device, where that was recorded."""
     labelled: tuple[LabelledRows, ...] = ()
     """How many of the rows that they are given losses count there, where that was recorded."""
+    kept_results: tuple[KeptResults, ...] = ()
+    """What was read of results that outlived calls of models, where that was recorded."""
 
     searches: tuple[Finding, ...] = ()
     """What searches in the job found of who holds tensors of its device."""
@@ -101,6 +111,9 @@ class Window:
             graph_inputs=run.graph_inputs if run else None,
             doubles=doubles,
             labelled=tuple(one for one in run.labelled if one.device == device) if run else (),
+            kept_results=tuple(one for one in run.kept_results if one.device == device)
+            if run
+            else (),
             searches=tuple(
                 one
                 for one in (run.findings if run else ())

@@ -15,6 +15,7 @@ from memprof.rules.containers import (
     has_fixed_keys,
     taken_at,
 )
+from memprof.rules.results_read import fate_of, reads_outside_torch
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.rules.source_facts import handed_over
 from memprof.source_code.program import Place, Program, called_name, calls_in
@@ -93,8 +94,27 @@ class GrowingContainer(GrowthRule[GrownContainer]):
 
 
 def _as_it_comes(cause: GrownContainer, case: Case, why: str) -> Iterator[Advice]:
-    """Where nothing but reductions are read of all that it has: reduce it as it comes."""
+    """Where nothing but reductions are read of all that it has: reduce it as it comes.
+
+    By what operators did with it in the job, or by the source.
+    """
     place = cause.container.place
+    fate = fate_of(case.window, case.finding.stack) if case.window is not None else None
+    if fate is not None and not reads_outside_torch(case.everywhere):
+        if fate.readers:
+            how = (
+                f"{why} until {fate.lines} what it has, {fate.figures}: compute that of each item "
+                "as it comes, and keep the result."
+            )
+            yield Advice("reduce_predictions", how, place)
+            return
+        if "." not in cause.container.filling.container:  # else it may be meant for a reader
+            how = (
+                f"{why}, and no operator computed anything of what was made there before it went: "
+                "leave out what is not read."
+            )
+            yield Advice("del_ref", how, place)
+            return
     reduction = reduction_of_all(place, cause.container.filling.container, case.everywhere)
     if reduction is None:
         return

@@ -12,7 +12,7 @@ from typing import Any
 
 from memprof.cpython.signal_errors import guarded_errors, is_of_signal
 from memprof.cpython.thread_clock import thread_ns
-from memprof.records import DeviceInfo, DoubleResults, LabelledRows
+from memprof.records import DeviceInfo, DoubleResults, KeptResults, LabelledRows
 from memprof.sources.cpu.dispatch_mode import (
     LEFT_ON_NOTE,
     Watch,
@@ -25,6 +25,7 @@ from memprof.sources.cpu.dispatch_mode import (
 from memprof.sources.cpu.double_precision import DoublePrecisionWatch, double_types
 from memprof.sources.cpu.event_batch import Batch
 from memprof.sources.cpu.find_storages import StorageSearch, cpu_storages, objects_with_tensors
+from memprof.sources.cpu.kept_results import KeptResultsWatch
 from memprof.sources.cpu.labelled_rows import LabelledRowsWatch, likelihoods
 from memprof.sources.cpu.live_storages import ROW, LiveStorages, LivingStorages, StorageReference
 from memprof.sources.cpu.other_threads import OtherThreads
@@ -130,6 +131,7 @@ class CpuSource(Listener):
         self._operators = SampledTime(_MODE_US)
         self._doubles = DoublePrecisionWatch(self._live.references)
         self._labelled = LabelledRowsWatch(self._live.references)
+        self._kept_results = KeptResultsWatch(self._live.references, self._stack_at)
         self._likelihoods: frozenset[int] = frozenset()
         self.on_full: Callable[[], None] | None = None
         """Called within an operator when many events wait, or have waited for long."""
@@ -253,9 +255,13 @@ class CpuSource(Listener):
         counting_us, self._counting_us = self._counting_us, 0.0
         return self._operators.take_us() + counting_us
 
-    def observations(self) -> Sequence[DoubleResults | LabelledRows]:
+    def observations(self) -> Sequence[DoubleResults | LabelledRows | KeptResults]:
         """What is known beyond events since the last call."""
-        return [*self._doubles.take(_DEVICE), *self._labelled.take(_DEVICE)]
+        return [
+            *self._doubles.take(_DEVICE),
+            *self._labelled.take(_DEVICE),
+            *(() if is_used() else self._kept_results.take(_DEVICE)),  # compiled code reads unseen
+        ]
 
     def end_window(self) -> Mapping[str, State]:
         """Stop; what is alive stays known until it dies."""
@@ -318,6 +324,7 @@ class CpuSource(Listener):
         if self._leave_if_due():
             return
         self._since = min(self._since, next(self._live.serials))
+        self._kept_results.call_begins()
         if not own_thread:
             self._other_threads.note_call()
             if self._thread_modes is not None:
@@ -401,6 +408,7 @@ class CpuSource(Listener):
         skip_in_dynamo()
         self._origins = self._origins or OperatorOrigins()
         self._origins.start()
+        self._kept_results.clear()
         self._live.record(True)
         self._live.peak = self._live.bytes
         self._since = next(self._live.serials)
@@ -430,7 +438,7 @@ class CpuSource(Listener):
         self._loop_watch.keeps_frames = self._loop_watch.sees_operators = False
 
     @passes_on
-    def _dispatch(self, *, own: bool = True) -> Any:
+    def _dispatch(self, *, own: bool = True) -> Any:  # noqa: PLR0915
         """What is called for every operator; ``own``: of the thread that the window began in."""
         import torch
 
@@ -446,6 +454,7 @@ class CpuSource(Listener):
         doubles, wide = self._doubles, double_types()
         self._likelihoods = likelihoods()
         conversion = torch.ops.aten._to_copy.default
+        followed, see = self._kept_results.nodes, self._see_kept
 
         # One function, since a call would cost each operator as much as the rest does.
         def dispatch(  # noqa: PLR0912
@@ -481,6 +490,8 @@ class CpuSource(Listener):
                         self._note_part(frame_here(0).f_back, func, args)
                 elif kind not in _NO_TENSORS:
                     self._note_results(out, frame_here(0).f_back, func, args, own)
+                if followed:
+                    see(func, args, out, frame_here(0).f_back)
                 if self._at_loss and own:
                     over = self._mark_inputs(args)
             except guarded_errors() as error:  # the job goes on whatever happens here
@@ -575,7 +586,21 @@ class CpuSource(Listener):
                 origins.note_other_thread(args)
         # The operator that shows that a step is over belongs to the next one.
         label = self._loop_watch.next_label() if own and self._has_turned else place.row
-        return live.add(storage, stack, label, origin)
+        new = live.add(storage, stack, label, origin)
+        if new is not None:
+            self._kept_results.add(new)
+        return new
+
+    def _see_kept(self, func: Any, args: Any, out: Any, frame: Any) -> None:
+        try:
+            self._kept_results.see(func, args, out, frame)
+        except BaseException:
+            self._kept_results.clear()  # of what was missed nothing is said
+            raise
+
+    def _stack_at(self, frame: Any) -> int:
+        place = self._loop_watch.place()
+        return self._stacks.capture(frame, place) if frame is not None else EMPTY
 
     def _follow_line(self, frame: Any) -> None:
         """Look whether a loop came round in which nothing but operators run."""

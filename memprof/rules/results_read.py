@@ -1,0 +1,119 @@
+"""What came of results that a program keeps for a while: reductions of them, or nothing at all."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.program import Program, called_name, calls_in
+from memprof.trace import EMPTY, Frame
+from memprof.units import format_bytes
+from memprof.views.window import Window
+
+__all__ = ["Fate", "calling_frame", "fate_of", "fates", "reads_outside_torch"]
+
+_FEWEST = 4
+"""Results: fewer may be what a loop has in hand."""
+_NEARLY_ALL = 0.9
+"""Of the results of a line: in its last turns a loop may do something else with them."""
+_MOST_REDUCED = 1 / 3
+"""Of their bytes, that what they are reduced to takes: indices take eight bytes, scores four."""
+_MOST_LINES = 3
+"""That are named."""
+_MODULE_CALL = "_call_impl"
+_OUTSIDE_TORCH = ("array", "asarray", "dump", "dumps", "from_dlpack", "numpy", "save", "tolist")
+"""What reads a tensor without an operator of torch's …"""
+_SMALL = (
+    *("all", "any", "argmax", "argmin", "max", "mean", "min", "norm", "sum", "topk"),
+    *("arange", "item", "randint", "randperm", "size", "tensor"),
+)
+"""… and what gives it something small to read."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fate:
+    """What operators did with results that had outlived calls of models, to the results' end."""
+
+    stack: int
+    size: int
+    """Bytes of one."""
+    count: int
+    reduced: int
+    """Bytes of what they were reduced to."""
+    readers: tuple[Frame, ...]
+    """The program's lines that reduced them; empty where nothing was computed of them."""
+    computed: tuple[int, ...]
+    """Stacks of what was computed of them value by value, or joined of them."""
+
+    @property
+    def lines(self) -> str:
+        """The lines with their verb: ``line 45 and line 47 reduce``."""
+        lines = [f"line {frame.line}" for frame in self.readers[:_MOST_LINES]]
+        where = " and ".join(filter(None, (", ".join(lines[:-1]), lines[-1])))
+        return f"{where} {'reduces' if len(lines) == 1 else 'reduce'}"
+
+    @property
+    def figures(self) -> str:
+        """How many they were, and what remains: ``all 24 to 2.99 MiB``."""
+        return f"all {self.count} to {format_bytes(self.reduced)}"
+
+
+def fates(window: Window) -> Iterator[Fate]:
+    """Those of lines whose results were nearly all reduced, or nearly all read by nothing."""
+    for record in window.kept_results:
+        columns = (record.stack, record.size, record.count, record.needed, record.unread)
+        for at, (stack, size, count, needed, unread) in enumerate(zip(*columns, strict=True)):
+            is_unread = 2 * unread > count
+            alike = unread if is_unread else count - needed - unread
+            if stack == EMPTY or count < _FEWEST or alike < _NEARLY_ALL * count:
+                continue
+            if calling_frame(window, stack) is None:
+                continue  # a library keeps them, and hands them to NumPy as it likes
+            readers = () if is_unread else _lines(window, record.readers[at])
+            reduced = record.reduced[at]
+            if reduced <= _MOST_REDUCED * count * size and (readers or is_unread):
+                computed = tuple(record.computed[at])
+                yield Fate(stack, size, count, reduced, readers, computed)
+
+
+def calling_frame(window: Window, stack: int) -> Frame | None:
+    """The program's line that called what made them: a model, or a function of torch's.
+
+    None where a library did.
+    """
+    frames = window.trace.stack(stack)
+    calls = [at for at, frame in enumerate(frames) if _MODULE_CALL in frame.name]
+    outside = frames[calls[-1] + 1 :] if calls else frames
+    kinds = ((frame, frame_kind(frame.filename)) for frame in outside)
+    caller = next((pair for pair in kinds if pair[1] is not FrameKind.TORCH), None)
+    return caller[0] if caller is not None and caller[1] is FrameKind.USER else None
+
+
+def fate_of(window: Window, frames: Sequence[Frame]) -> Fate | None:
+    """The same of what one stack made, innermost frame first; None where that is not known."""
+    alike = (one for one in fates(window) if window.trace.stack(one.stack) == tuple(frames))
+    return next(alike, None)
+
+
+def _lines(window: Window, stacks: Sequence[int]) -> tuple[Frame, ...]:
+    frames = (window.user_frames(window.trace.stack(stack)) for stack in stacks)
+    return tuple(dict.fromkeys(own[0] for own in frames if own))
+
+
+def reads_outside_torch(programs: Sequence[Program]) -> bool:
+    """Whether a file hands tensors on to what torch's operators do not see, and not small ones."""
+    return any(
+        not any(_is_small(one) for one in _given(call))
+        for program in programs
+        for call in calls_in(program.tree, *_OUTSIDE_TORCH)
+    )
+
+
+def _given(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *([call.func.value] if isinstance(call.func, ast.Attribute) else ())]
+
+
+def _is_small(value: ast.expr) -> bool:
+    return any(called_name(node) in _SMALL for node in ast.walk(value))

@@ -1,0 +1,105 @@
+"""waiting-results: results wait in memory until they are reduced, or go without being read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.rules.case import Case
+from memprof.rules.results_read import Fate, calling_frame, fates, reads_outside_torch
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.trace import Frame
+from memprof.units import format_bytes
+from memprof.views.peak_without import Cuts
+from memprof.views.window import Ints, Window
+
+__all__ = ["RULE"]
+
+_LEAST_SHARE = 0.1
+"""Of the peak."""
+_FEWEST = 4
+"""Results at the peak."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WaitingResults(Match):
+    """What was made at a line, and what came of it."""
+
+    fate: Fate | None = None
+    kept_at: Frame | None = None
+    """The line that called what made them."""
+
+
+class WaitingResultsRule(WasteRule[WaitingResults]):
+    """`outputs.append(logits)` for each batch, and behind the loop `logits.argmax(-1)`."""
+
+    name = "waiting-results"
+    summary = "results wait in memory until they are reduced, or nothing reads them at all"
+    fixes = ("reduce_predictions", "del_ref")
+    yields_to = ("reduced-later", "unread-entries")
+    accumulates = True
+
+    def matches(self, window: Window) -> Iterator[WaitingResults]:
+        """By what operators did with results that had outlived calls of models, to their end."""
+        lives = window.lives
+        for fate in fates(window):
+            of_stack = (lives.stack == fate.stack) & (lives.requested == fate.size)
+            own = np.flatnonzero(of_stack & ~window.has_owner)
+            there = own[window.at_peak[own]]
+            nbytes = int(lives.size[there].sum())
+            if window.share(nbytes) < _LEAST_SHARE or len(there) < _FEWEST:
+                continue
+            computed = np.isin(lives.stack, fate.computed) & (lives.requested >= fate.size)
+            computed &= ~window.has_owner
+            yield WaitingResults(
+                row=int(there[-1]),
+                rows=there,
+                nbytes=nbytes,
+                saving=window.replayed(_without(window, own, np.flatnonzero(computed))),
+                tentative=reads_outside_torch(window.programs),
+                fate=fate,
+                kept_at=calling_frame(window, fate.stack),
+            )
+
+    def title(self, match: WaitingResults) -> str:
+        """Say how many there are, and what for."""
+        assert match.fate is not None
+        until = "until they are reduced" if match.fate.readers else "and are never read"
+        return f"are {len(match.rows)} results that wait {until}"
+
+    def advice(self, match: WaitingResults, case: Case) -> Iterator[Advice]:
+        """Reduce each as it comes; or leave them out."""
+        fate, kept = match.fate, match.kept_at
+        assert fate is not None
+        place = case.place_at(kept.filename, kept.line) if kept is not None else None
+        nbytes = format_bytes(match.nbytes)
+        if not fate.readers:
+            why = (
+                f"{nbytes} are kept over several calls of the model, and no operator computed "
+                "anything of them before they went: leave them out, or let go of them at once."
+            )
+            yield Advice("del_ref", why, place or case.site)
+            return
+        why = (
+            f"{nbytes} are kept until {fate.lines} them, {fate.figures}: compute that of each as "
+            "it comes, and keep the result."
+        )
+        yield Advice("reduce_predictions", why, place or case.site)
+
+
+def _without(window: Window, own: Ints, computed: Ints) -> Cuts:
+    """Each result until the next one is made; of what is computed of all of them, nothing."""
+    lives = window.lives
+    own = own[np.argsort(lives.alloc[own], kind="stable")]
+    brief = window.ended_at(own[:-1], lives.alloc[own[1:]])
+    whole = window.whole(np.setdiff1d(computed, own))
+    return Cuts(
+        np.concatenate([brief.rows, whole.rows]),
+        np.concatenate([brief.start, whole.start]),
+        np.concatenate([brief.end, whole.end]),
+    )
+
+
+RULE = WaitingResultsRule()
