@@ -110,8 +110,8 @@ def _as_it_comes(cause: GrownContainer, case: Case, why: str) -> Iterator[Advice
             return
         if "." not in cause.container.filling.container:  # else it may be meant for a reader
             how = (
-                f"{why}, and no operator computed anything of what was made there before it went: "
-                "leave out what is not read."
+                f"{why}, and no operator computed anything more of what was made there before it "
+                "went: leave out what is not read."
             )
             yield Advice("del_ref", how, place)
             return

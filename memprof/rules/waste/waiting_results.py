@@ -10,6 +10,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.results_read import Fate, calling_frame, fates, reads_outside_torch
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.program import with_imported
 from memprof.trace import Frame
 from memprof.units import format_bytes
 from memprof.views.peak_without import Cuts
@@ -58,7 +59,7 @@ class WaitingResultsRule(WasteRule[WaitingResults]):
                 rows=there,
                 nbytes=nbytes,
                 saving=window.replayed(_without(window, own, np.flatnonzero(computed))),
-                tentative=reads_outside_torch(window.programs),
+                tentative=reads_outside_torch(with_imported(window.programs)),
                 fate=fate,
                 kept_at=calling_frame(window, fate.stack),
             )
@@ -78,7 +79,7 @@ class WaitingResultsRule(WasteRule[WaitingResults]):
         if not fate.readers:
             why = (
                 f"{nbytes} are kept over several calls of the model, and no operator computed "
-                "anything of them before they went: leave them out, or let go of them at once."
+                "anything more of them before they went: leave them out, or let go of them at once."
             )
             yield Advice("del_ref", why, place or case.site)
             return

@@ -1,0 +1,107 @@
+"""waiting-results: results wait in memory until they are reduced, or go without being read."""
+
+from __future__ import annotations
+
+import runpy
+
+import torch
+from torch import nn
+
+from memprof.loading import load
+from tests.rules.recorded import findings_of
+
+ROWS, CLASSES, BATCHES = 256, 512, 8
+NBYTES = ROWS * CLASSES * 4
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, CLASSES)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class Evaluation:
+    """Results go through an object, so that no rule can follow them in the source."""
+
+    def __init__(self):
+        self.results = {}
+
+    def add(self, number, result):
+        self.results[f"batch {number}"] = result
+
+    def each(self):
+        return self.results.values()
+
+
+def evaluating(score, kept=lambda result: result):
+    def program():
+        torch.manual_seed(0)
+        net = Net()
+
+        @torch.no_grad()
+        def step(number):
+            evaluation = Evaluation()
+            for batch in range(BATCHES):
+                evaluation.add(batch, kept(net(torch.randn(ROWS, 16))))
+            return [score(result) for result in evaluation.each()]
+
+        return step
+
+    return program
+
+
+fires = evaluating(lambda result: result.argmax(-1))
+looks_alike = evaluating(lambda result: result @ torch.ones(CLASSES, 2))
+"""Here all of each is needed."""
+
+
+def waiting(program, path):
+    return [one for one in findings_of(program, path) if one.rule == "waiting-results"]
+
+
+def peak(path):
+    (device,) = load(path).devices
+    return int(device.steps.peak_allocated.max())
+
+
+def test_each_is_to_be_reduced_as_it_comes(tmp_path):
+    (found,) = waiting(fires, tmp_path / "run.json")
+    (first,) = found.remedies
+    assert not found.minor
+    assert found.title.endswith(f"are {BATCHES} results that wait until they are reduced")
+    assert found.bytes == BATCHES * NBYTES
+    assert first.fix == "reduce_predictions"
+    assert first.code == "evaluation.add(batch, kept(net(torch.randn(ROWS, 16))))"
+    early = evaluating(lambda result: result, kept=lambda result: result.argmax(-1))
+    findings_of(early, tmp_path / "early.json")
+    saved = peak(tmp_path / "run.json") - peak(tmp_path / "early.json")
+    assert abs(first.saves_bytes - saved) <= 0.1 * saved
+
+
+def test_what_nothing_reads_is_to_be_left_out(tmp_path):
+    (found,) = waiting(evaluating(lambda result: result.shape), tmp_path / "run.json")
+    assert found.title.endswith(f"are {BATCHES} results that wait and are never read")
+    assert [remedy.fix for remedy in found.remedies] == ["del_ref"]
+
+
+def test_what_is_read_in_parts_may_be_needed(tmp_path):
+    some = torch.arange(4)
+    assert not waiting(evaluating(lambda result: result[some]), tmp_path / "run.json")
+
+
+BY_NUMPY = """
+import numpy
+
+def score(result):
+    return numpy.asarray(result.argmax(-1, keepdim=True)), numpy.asarray(result)
+"""
+
+
+def test_what_numpy_may_read_unseen_is_no_headline(tmp_path):
+    metrics = tmp_path / "metrics.py"
+    metrics.write_text(BY_NUMPY)
+    score = runpy.run_path(str(metrics))["score"]
+    assert all(one.minor for one in waiting(evaluating(score), tmp_path / "run.json"))

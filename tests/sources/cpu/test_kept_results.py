@@ -1,0 +1,140 @@
+"""What operators do with results that outlive calls of models."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import memprof
+from memprof.loading import load
+
+ROWS, CLASSES = 256, 128
+NBYTES = ROWS * CLASSES * 4
+CALLS = 8
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, CLASSES)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def by_rows(score):
+    """``score`` of each result, once all are there."""
+    return lambda results: [score(one) for one in results]
+
+
+def joined(score):
+    return lambda results: score(torch.cat(results))
+
+
+LABELS = torch.zeros(ROWS, dtype=torch.long)
+WEIGHTS = torch.ones(CLASSES, 4)
+INDEX = torch.zeros(ROWS, 1, dtype=torch.long)
+SOME = torch.arange(8)
+
+
+def fate_of(read, tmp_path):
+    """(count, needed, unread, reduced bytes) of the results, and the lines that reduced them."""
+    model = Model()
+
+    def evaluate():
+        results = [model(torch.randn(ROWS, 16)) for _ in range(CALLS)]
+        read(results)
+
+    with memprof.track(tmp_path / "run.json", sources=("cpu",)), torch.no_grad():
+        evaluate()
+    run = load(tmp_path / "run.json")
+    (record,) = run.kept_results
+    at = record.size.index(NBYTES)
+    (device,) = run.devices
+    lines = [device.windows[0].stack(stack)[0].line for stack in record.readers[at]]
+    figures = [
+        column[at] for column in (record.count, record.needed, record.unread, record.reduced)
+    ]
+    return figures, lines
+
+
+KEPT = CALLS - 4
+"""Results of the last calls are no older than a step's own may be."""
+
+
+@pytest.mark.parametrize(
+    ("read", "bytes_of_each"),
+    [
+        (by_rows(lambda one: one.argmax(-1)), ROWS * 8),
+        (by_rows(lambda one: one.softmax(-1).max(-1).values), ROWS * (4 + 8)),
+        (by_rows(lambda one: F.cross_entropy(one, LABELS)), 4 + 4),
+        (by_rows(lambda one: one.log_softmax(-1).gather(-1, INDEX)), ROWS * 4),
+        (by_rows(lambda one: (one[:, 0] > 0).any()), 1),
+        (joined(lambda one: one.argmax(-1)), ROWS * 8),
+        (joined(lambda one: (one.sigmoid() > 0.5).sum(-1)), ROWS * 8),
+    ],
+    ids=["argmax", "two", "loss", "picked", "part", "joined", "computed"],
+)
+def test_what_is_only_reduced_is_told_by_what_remains(read, bytes_of_each, tmp_path):
+    figures, lines = fate_of(read, tmp_path)
+    assert figures == [KEPT, 0, 0, KEPT * bytes_of_each]
+    assert len(lines) == 1
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        by_rows(lambda one: one @ WEIGHTS),
+        by_rows(lambda one: one[SOME].mean()),
+        by_rows(lambda one: (one - torch.randn(ROWS, CLASSES)).abs().mean()),
+        by_rows(lambda one: F.mse_loss(torch.randn(ROWS, CLASSES), one)),
+        by_rows(lambda one: one.mul_(2).mean()),
+        joined(lambda one: one @ WEIGHTS),
+    ],
+    ids=["product", "selected", "compared", "loss", "written", "joined"],
+)
+def test_what_may_be_needed_whole_is_told_apart(read, tmp_path):
+    figures, _ = fate_of(read, tmp_path)
+    assert figures == [KEPT, KEPT, 0, 0]
+
+
+@pytest.mark.parametrize("read", [lambda results: None, joined(lambda one: one.shape)])
+def test_what_nothing_is_computed_of_was_not_read(read, tmp_path):
+    figures, _ = fate_of(read, tmp_path)
+    assert figures == [KEPT, 0, KEPT, 0]
+
+
+def test_what_is_there_still_is_not_judged(tmp_path):
+    model, results = Model(), []
+    with memprof.track(tmp_path / "run.json", sources=("cpu",)), torch.no_grad():
+        for _ in range(CALLS):
+            results.append(model(torch.randn(ROWS, 16)))
+    assert load(tmp_path / "run.json").kept_results == ()
+
+
+def test_results_that_go_within_three_more_calls_are_a_steps_own(tmp_path):
+    model, last = Model(), []
+    with memprof.track(tmp_path / "run.json", sources=("cpu",)), torch.no_grad():
+        for _ in range(CALLS):
+            last = [model(torch.randn(ROWS, 16)), *last[:1]]
+            last[-1].mean()
+    assert load(tmp_path / "run.json").kept_results == ()
+
+
+def test_of_what_is_computed_of_results_and_kept_itself_they_are_needed(tmp_path):
+    model = Model()
+
+    def evaluate():
+        results = [model(torch.randn(ROWS, 16)) for _ in range(CALLS)]
+        probabilities = [one.softmax(-1) for one in results]
+        for _ in range(5):
+            model(torch.randn(1, 16))
+        return [one.argmax(-1) for one in probabilities]
+
+    with memprof.track(tmp_path / "run.json", sources=("cpu",)), torch.no_grad():
+        evaluate()
+    (record,) = load(tmp_path / "run.json").kept_results
+    needed = dict(zip(record.stack, record.needed, strict=True))
+    assert needed[record.stack[0]] == KEPT  # of the others the softmax was computed before
