@@ -33,6 +33,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "plain_function": "Register a function that does not refer to the object.",
         "release": "Call the method by which an object lets go of what another one put in.",
         "reiterate": "Begin the loader anew for each round: no `itertools.cycle`.",
+        "yield_items": "Make items as a loop asks for them: `yield`, and no list.",
         "reduce_predictions": "Keep of each batch's predictions what the metric needs.",
         "running_total": "Add up what is needed as results come, and keep none of them.",
         "reset_metric": "Call the metric's `reset()` after `compute()`.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -68,6 +69,57 @@ class Stack(nn.Module):
 
 def without_adapters():
     return trained(nn.Sequential(Stack(), Stack()))
+
+
+class Beside(nn.Module):
+    """The same by hand, around a layer that it is given."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.down = nn.Parameter(torch.randn(RANK, WIDTH))
+        self.up = nn.Parameter(torch.zeros(WIDTH, RANK))
+
+    def forward(self, x):
+        made = self.inner(x)
+        return made + x @ self.down.T @ self.up.T
+
+
+class Wide(nn.Module):
+    """What is beside the layer is as large: a branch, and no adapter."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.beside = nn.Linear(WIDTH, WIDTH)
+        nn.init.zeros_(self.beside.weight)
+
+    def forward(self, x):
+        return self.inner(x) + self.beside(x)
+
+
+def by_hand(kind, freeze=False):
+    def program():
+        layers = [nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
+        model = nn.Sequential(*(kind(one.requires_grad_(not freeze)) for one in layers))
+        return trained(model)
+
+    return program
+
+
+def test_adapters_by_hand_are_told_where_they_are_given_the_layer(tmp_path):
+    (found, *_) = findings_of(by_hand(Beside), tmp_path / "run.json")
+    base = LAYERS * (WIDTH * WIDTH + WIDTH) * 4
+    assert (found.rule, found.minor) == ("trained-base", False)
+    assert found.bytes == 3 * base + 2 * LAYERS * 512
+    (remedy,) = found.remedies
+    assert (remedy.fix, remedy.code) == ("freeze_params", "self.inner = inner")
+    assert remedy.typed == "model.requires_grad_(False)"
+
+
+@pytest.mark.parametrize("program", [by_hand(Wide), by_hand(Beside, freeze=True)])
+def test_branches_and_frozen_layers_are_left_alone(program, tmp_path):
+    assert "trained-base" not in names(program, tmp_path / "run.json")
 
 
 def test_gradients_and_states_of_the_base_are_what_could_go(tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 from typing import Any
@@ -64,7 +64,8 @@ class _Node:
     """A result that is kept, or what was computed of one."""
 
     __slots__ = (
-        "below", "is_needed", "level", "readers", "reads", "reduced", "reference", "since", "values"
+        "below", "is_needed", "is_one_of_many", "level", "readers", "reads", "reduced", "reference",
+        "since", "values"
     )  # fmt: skip
 
     def __init__(self, reference: StorageReference, values: int, above: _Node | None) -> None:
@@ -83,6 +84,8 @@ class _Node:
         """An operator was given it that needs all of it, or it outlived calls itself."""
         self.readers: list[int] = []
         """Stacks of what reduced it."""
+        self.is_one_of_many = False
+        """Its line made others before the next call: the first of them may wait for none."""
 
     @property
     def is_over(self) -> bool:
@@ -125,7 +128,9 @@ class KeptResultsWatch:
         self.fresh = []
         if len(self._young) <= _CALLS:
             return
-        for reference in self._young.popleft():
+        fresh = self._young.popleft()
+        made = Counter((one.stack, one.size) for one in fresh)
+        for reference in fresh:
             if reference() is None or reference.category in _OWNED:
                 continue
             known = self._node_of(reference.key)
@@ -133,6 +138,7 @@ class KeptResultsWatch:
                 self._need(known)  # what was computed of a kept result is kept as well
             elif len(self.nodes) < _MOST_NODES:
                 node = self.nodes[reference.key] = _Node(reference, 0, None)
+                node.is_one_of_many = made[reference.stack, reference.size] > 1
                 self._kept.append(node)
 
     def clear(self) -> None:
@@ -276,7 +282,7 @@ class _Row:
         """One more, which is over."""
         self.count += 1
         reads, waiting = 0, [(node, 1.0)]
-        is_needed = False
+        is_needed = node.is_one_of_many and not node.reads and not node.below
         while waiting:
             one, share = waiting.pop()
             is_needed |= one.is_needed

@@ -1,0 +1,98 @@
+"""made-ahead: all items of a list are made before a loop goes through it, once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.rules.case import Case
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.lists_ahead import ListAhead, list_ahead
+from memprof.source_code.program import place_of
+from memprof.trace import EMPTY
+from memprof.units import format_bytes
+from memprof.views.window import Ints, Window
+
+__all__ = ["RULE"]
+
+_LEAST_SHARE = 0.2
+"""Of the peak."""
+_FEWEST = 3
+"""Items: of two, one is there beside the next one in any case."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MadeAhead(Match):
+    """The list."""
+
+    ahead: ListAhead | None = None
+
+
+class MadeAheadRule(WasteRule[MadeAhead]):
+    """`folds = make_folds(x, y)`, of copies, and then `for train, val in folds:`."""
+
+    name = "made-ahead"
+    summary = "all items of a list are made before a loop goes through it, once"
+    fixes = ("yield_items",)
+    yields_to = ("reduced-later", "waiting-results")
+
+    def matches(self, window: Window) -> Iterator[MadeAhead]:
+        """Tensors at the peak that a loop made for such a list."""
+        if window.peak.event < 0:
+            return
+        lives = window.lives
+        there = window.at_peak & ~window.has_owner & (lives.stack != EMPTY)
+        stacks, counts = np.unique(lives.stack[there], return_counts=True)
+        found: dict[tuple[str, int], list[int]] = defaultdict(list)
+        lists: dict[tuple[str, int], ListAhead] = {}
+        for stack in stacks[counts >= _FEWEST].tolist():
+            places = map(place_of, window.user_frames(window.trace.stack(stack)))
+            ahead = list_ahead([place for place in places if place is not None])
+            if ahead is not None:
+                key = ahead.place.program.filename, ahead.place.line
+                lists[key] = ahead
+                found[key].append(stack)
+        for key, of_list in found.items():
+            alike = np.isin(lives.stack, of_list) & ~window.has_owner
+            rows = np.flatnonzero(there & alike)
+            nbytes = int(lives.size[rows].sum())
+            if window.share(nbytes) < _LEAST_SHARE:
+                continue
+            yield MadeAhead(
+                row=window.largest(there & np.isin(lives.stack, of_list)),
+                rows=rows,
+                nbytes=nbytes,
+                saving=window.replayed(window.whole(_all_but_one(window, np.flatnonzero(alike)))),
+                ahead=lists[key],
+            )
+
+    def title(self, match: MadeAhead) -> str:
+        """Say what is done with it."""
+        return f"are {len(match.rows)} tensors in a list that a loop goes through once"
+
+    def advice(self, match: MadeAhead, case: Case) -> Iterator[Advice]:
+        """Make them as the loop asks for them."""
+        ahead = match.ahead
+        assert ahead is not None
+        loop = f"the loop in line {ahead.loop.line} needs one at a time"
+        how = "`yield` each item" if ahead.function else "make each item in that loop"
+        why = f"{format_bytes(match.nbytes)} are made before {loop}: {how} instead of appending it."
+        place = case.place_at(ahead.place.program.filename, ahead.place.line)
+        yield Advice("yield_items", why, place or case.site)
+
+
+def _all_but_one(window: Window, rows: Ints) -> Ints:
+    """Of what each stack made in a step all but the largest: one item at a time is needed."""
+    lives = window.lives
+    order = np.lexsort((-lives.size[rows], window.made_in[rows], lives.stack[rows]))
+    rows = rows[order]
+    is_first = np.ones(len(rows), dtype=bool)
+    is_first[1:] = (np.diff(lives.stack[rows]) != 0) | (np.diff(window.made_in[rows]) != 0)
+    others: Ints = rows[~is_first]
+    return others
+
+
+RULE = MadeAheadRule()

@@ -1,0 +1,175 @@
+"""Lists that are made whole, and gone through once: their items could be made one by one."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memprof.source_code.program import LOOPS, Place, bound_names, called_name, calls_in
+from memprof.source_code.scopes import parameters, reads_of
+from memprof.source_code.values import values_of
+
+__all__ = ["ListAhead", "list_ahead"]
+
+_GOING_THROUGH = ("enumerate", "iter", "tqdm", "trange", "zip")
+_KEEPING = ("add", "append", "appendleft", "extend", "insert", "put", "setdefault", "update")
+_DEEPEST = 4
+"""Functions that hand a list on to one another."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ListAhead:
+    """A list of a function, and the loop that goes through it."""
+
+    function: str
+    """The name of the function that makes it; empty where the loop is in the same one."""
+    place: Place
+    """The statement that fills it."""
+    loop: Place
+    """The statement that goes through it."""
+
+
+def list_ahead(places: Sequence[Place]) -> ListAhead | None:
+    """The list that one of some calls fills for later, if it is gone through once.
+
+    ``places`` are the statements of a stack, innermost first. The list is a variable of its
+    function, which appends to it in a loop and returns it, or goes through it itself. Whoever is
+    handed it does nothing else with it. None where an item may be kept.
+    """
+    for at, place in enumerate(places):
+        filling, name = _filling(place)
+        if filling is None:
+            continue
+        if name:
+            loop = _gone_through(place, name, filling, 0)
+            if loop is not None:
+                return ListAhead("", filling, loop)
+        function = place.function
+        # a comprehension has a frame of its own, at the same statement
+        callers = (one for one in places[at:] if one.statement is not place.statement)
+        caller = next(callers, None)
+        if function is None or caller is None or not _is_returned(function, name):
+            continue
+        loop = _loop_over_result(caller, function.name)
+        if loop is not None:
+            return ListAhead(function.name, filling, loop)
+    return None
+
+
+def _filling(place: Place) -> tuple[Place | None, str]:
+    """The statement in whose loop a place lies that fills a list, and the list's name.
+
+    Without a name the function returns what a comprehension makes.
+    """
+    statement = place.statement
+    if isinstance(statement, ast.Return) and isinstance(statement.value, ast.ListComp):
+        return place, ""
+    if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.ListComp):
+        target = statement.targets[0]
+        return (place, target.id) if isinstance(target, ast.Name) else (None, "")
+    loop = place.loop
+    for call in calls_in(loop, "append") if isinstance(loop, ast.For) else ():
+        receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if not isinstance(receiver, ast.Name):
+            continue
+        values = list(values_of(place, receiver.id))
+        at = place.program.place(call)
+        is_empty = len(values) == 1 and isinstance(values[0], ast.List) and not values[0].elts
+        if is_empty and at is not None and at.loop is loop:
+            return at, receiver.id
+    return None, ""
+
+
+def _is_returned(function: ast.AST, name: str) -> bool:
+    """Whether all that a function does with its list is to fill it and to return it."""
+    if not name:
+        return True
+    reads = [around for _, around in reads_of(function, name) if not _is_use(around)]
+    return len(reads) == 1 and isinstance(reads[0][-1], ast.Return)
+
+
+def _is_use(around: list[ast.AST]) -> bool:
+    """Whether a read only fills a list, or asks how long it is."""
+    parent = around[-1]
+    is_filled = isinstance(parent, ast.Attribute) and parent.attr == "append"
+    return is_filled or called_name(parent) == "len"
+
+
+def _gone_through(place: Place, name: str, bound_at: Place | None, depth: int) -> Place | None:
+    """The one loop that goes through what a variable has, if nothing else reads it."""
+    scope = place.scope
+    reads = [(load, a) for load, a in reads_of(scope, name) if not _is_use(a)]
+    if len(reads) != 1 or depth >= _DEEPEST:
+        return None
+    load, around = reads[0]
+    statement = next((node for node in around[::-1] if isinstance(node, ast.stmt)), None)
+    at = place.program.place(statement) if statement is not None else None
+    if at is None or _is_repeated(at, bound_at):
+        return None
+    if isinstance(statement, ast.For):
+        return at if _is_iterated(statement, load) and not _keeps_items(statement) else None
+    parent = around[-1]
+    return _handed_on(at, parent, load, depth) if isinstance(parent, ast.Call) else None
+
+
+def _is_repeated(at: Place, bound_at: Place | None) -> bool:
+    """Whether a statement runs more often than the one that fills or binds the list."""
+    outside = [node for node in at.around if isinstance(node, LOOPS)]
+    bound = bound_at.around if bound_at is not None else ()
+    return any(all(node is not one for one in bound) for node in outside)
+
+
+def _is_iterated(loop: ast.For, load: ast.Name) -> bool:
+    iterated = loop.iter
+    while isinstance(iterated, ast.Call) and called_name(iterated) in _GOING_THROUGH:
+        if any(one is load for one in iterated.args):
+            return True
+        iterated = iterated.args[0] if iterated.args else ast.Constant(None)
+    return iterated is load
+
+
+def _keeps_items(loop: ast.For) -> bool:
+    """Whether the loop's body may keep an item: hands it to a container, or to an attribute."""
+    names = {node.id for node in bound_names(loop) if isinstance(node, ast.Name)}
+
+    def is_item(value: ast.AST) -> bool:
+        return isinstance(value, ast.Name) and value.id in names
+
+    nodes = [node for statement in loop.body for node in ast.walk(statement)]
+    handed = [n for n in nodes if isinstance(n, ast.Call) and called_name(n) in _KEEPING]
+    bound = [n for n in nodes if isinstance(n, ast.Assign) and is_item(n.value)]
+    return any(is_item(one) for call in handed for one in call.args) or any(
+        not isinstance(target, ast.Name) for one in bound for target in one.targets
+    )
+
+
+def _handed_on(at: Place, call: ast.Call, load: ast.Name, depth: int) -> Place | None:
+    """The same of the function of the program that a list is handed to by its position."""
+    functions = at.program.functions(called_name(call)) if called_name(call) else []
+    if len(functions) != 1 or all(one is not load for one in call.args):
+        return None
+    position = next(number for number, one in enumerate(call.args) if one is load)
+    inside = at.program.place(functions[0].body[-1])
+    if inside is None:
+        return None
+    names = list(parameters(functions[0]))[int(inside.class_ is not None) :]
+    if position >= len(names):
+        return None
+    return _gone_through(inside, names[position], None, depth + 1)
+
+
+def _loop_over_result(place: Place, function: str) -> Place | None:
+    """The loop through what a statement has a function make: in it, or by the name it binds."""
+    statement = place.statement
+    calls = calls_in(statement, function) or calls_in(statement)
+    if len(calls) != 1:
+        return None
+    if isinstance(statement, ast.For):
+        is_iterated = any(node is calls[0] for node in ast.walk(statement.iter))
+        return place if is_iterated and not _keeps_items(statement) else None
+    if not isinstance(statement, ast.Assign) or statement.value is not calls[0]:
+        return None
+    target = statement.targets[0]
+    is_name = len(statement.targets) == 1 and isinstance(target, ast.Name)
+    return _gone_through(place, target.id, place, 0) if is_name else None  # type: ignore[attr-defined]

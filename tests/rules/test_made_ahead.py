@@ -1,0 +1,153 @@
+"""made-ahead: all items of a list are made before a loop goes through it, once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from memprof.loading import load
+from tests.rules.recorded import findings_of
+
+FOLDS, ROWS, WIDTH = 6, 2048, 64
+NBYTES = ROWS * WIDTH * 4
+
+
+def make_folds(x):
+    folds = []
+    for number in range(FOLDS):
+        part = x.roll(number, 0)
+        folds.append((number, part))
+    return folds
+
+
+def yield_folds(x):
+    for number in range(FOLDS):
+        part = x.roll(number, 0)
+        yield number, part
+
+
+def folds_of_comprehension(x):
+    return [(number, x.roll(number, 0)) for number in range(FOLDS)]
+
+
+def go_through(net, folds):
+    results = []
+    for number, (_, part) in enumerate(folds):
+        results.append(net(part).mean().item() + number)
+    return results
+
+
+def validating(make):
+    def program():
+        net, x = nn.Linear(WIDTH, 4), torch.randn(ROWS, WIDTH)
+
+        @torch.no_grad()
+        def step(number):
+            folds = make(x)
+            return go_through(net, folds)
+
+        return step
+
+    return program
+
+
+fires = validating(make_folds)
+looks_alike = validating(yield_folds)
+
+
+def gone_through_again():
+    net, x = nn.Linear(WIDTH, 4), torch.randn(ROWS, WIDTH)
+
+    @torch.no_grad()
+    def step(number):
+        folds = make_folds(x)
+        total = 0.0
+        for _ in range(2):
+            for _, part in folds:
+                total += net(part).mean().item()
+        return total
+
+    return step
+
+
+def kept_by_the_loop():
+    net, x = nn.Linear(WIDTH, 4), torch.randn(ROWS, WIDTH)
+
+    @torch.no_grad()
+    def step(number):
+        parts = []
+        for fold in make_folds(x):
+            net(fold[1])
+            parts.append(fold)
+        return len(parts)
+
+    return step
+
+
+def asked_for():
+    net, x = nn.Linear(WIDTH, 4), torch.randn(ROWS, WIDTH)
+
+    @torch.no_grad()
+    def step(number):
+        folds = make_folds(x)
+        first = folds[0][1]
+        for _, part in folds:
+            first = torch.maximum(first, part)
+        return net(first).mean().item()
+
+    return step
+
+
+def in_one_function():
+    net, x = nn.Linear(WIDTH, 4), torch.randn(ROWS, WIDTH)
+
+    @torch.no_grad()
+    def step(number):
+        parts = []
+        for at in range(FOLDS):
+            parts.append(x.roll(at, 0))
+        total = 0.0
+        for part in parts:
+            total += net(part).mean().item()
+        return total
+
+    return step
+
+
+def ahead(program, path):
+    return [one for one in findings_of(program, path) if one.rule == "made-ahead"]
+
+
+def test_items_are_to_be_made_as_the_loop_asks_for_them(tmp_path):
+    (found,) = ahead(fires, tmp_path / "run.json")
+    (first,) = found.remedies
+    assert not found.minor
+    assert found.bytes == FOLDS * NBYTES
+    assert found.title.endswith(f"are {FOLDS} tensors in a list that a loop goes through once")
+    assert (first.fix, first.code) == ("yield_items", "folds.append((number, part))")
+    findings_of(looks_alike, tmp_path / "changed.json")
+    peaks = [
+        int(load(tmp_path / name).devices[0].steps.peak_allocated.max())
+        for name in ("run.json", "changed.json")
+    ]
+    saved = peaks[0] - peaks[1]  # while one is made, that before it is there still
+    assert first.saves_bytes - NBYTES <= saved <= first.saves_bytes
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        (validating(folds_of_comprehension), "return [(number, x.roll(number, 0))"),
+        (in_one_function, "parts.append(x.roll(at, 0))"),
+    ],
+    ids=["comprehension", "one function"],
+)
+def test_where_it_is_filled_is_told(program, code, tmp_path):
+    (found,) = ahead(program, tmp_path / "run.json")
+    assert found.remedies[0].code.startswith(code)
+
+
+@pytest.mark.parametrize("program", [gone_through_again, kept_by_the_loop, asked_for])
+def test_a_list_that_is_needed_is_left_alone(program, tmp_path):
+    assert not ahead(program, tmp_path / "run.json")
