@@ -135,8 +135,26 @@ def collectors(every):
     return program
 
 
-def test_what_one_hook_fills_is_emptied_where_it_fills_it(tmp_path):
-    (found,) = findings_of(one_collector, tmp_path / "run.json", steps=40)
+def train(layer):
+    """A loop below calls a method of this name, of a model."""
+    Activations(layer)
+
+
+def one_collector_of_a_function():
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH))
+    train(model[0])
+
+    def step(number):
+        for mode in (False, True):
+            model.train(mode)
+        model(torch.ones(WIDTH, WIDTH))
+
+    return step
+
+
+@pytest.mark.parametrize("program", [one_collector, one_collector_of_a_function])
+def test_what_one_hook_fills_is_emptied_where_it_fills_it(program, tmp_path):
+    (found,) = findings_of(program, tmp_path / "run.json", steps=40)
     first, second, *_ = found.remedies
     assert (found.rule, first.fix, second.fix) == ("hook", "clear_container", "remove_hook")
     assert first.code == "self.outputs.append(output.detach().clone())"
@@ -146,6 +164,40 @@ def test_what_one_hook_fills_is_emptied_where_it_fills_it(tmp_path):
 @pytest.mark.parametrize("every", [1, 20])
 def test_hooks_that_become_more_are_removed_whatever_they_fill(every, tmp_path):
     found = findings_of(collectors(every), tmp_path / "run.json", steps=40)[0]
+    assert (found.rule, found.remedies[0].fix) == ("hook", "remove_hook")
+
+
+class Statistics:
+    """Registers once an epoch, and is called by the name of an event."""
+
+    def on_epoch_end(self, layer):
+        outputs = []
+        layer.register_forward_hook(lambda module, inputs, output: outputs.append(output.clone()))
+        layer(torch.ones(WIDTH, WIDTH))
+        return outputs[-1].mean().item()
+
+
+class Training:
+    def __init__(self, *callbacks):
+        self.layer, self.callbacks = nn.Linear(WIDTH, WIDTH), callbacks
+
+    def emit(self, event):
+        return [getattr(one, event)(self.layer) for one in self.callbacks]
+
+    def fit(self, passes):
+        for number in range(passes):
+            self.layer(torch.ones(WIDTH, WIDTH))
+            if number % 4 == 0:
+                self.emit("on_epoch_end")
+
+
+def told_by_events():
+    training = Training(Statistics())
+    return lambda number: training.fit(2)
+
+
+def test_hooks_that_an_event_registers_in_a_loop_become_more(tmp_path):
+    found = findings_of(told_by_events, tmp_path / "run.json", steps=24)[0]
     assert (found.rule, found.remedies[0].fix) == ("hook", "remove_hook")
 
 

@@ -127,22 +127,39 @@ def _is_repeated(case: Case, registration: Place) -> bool:
 def _is_registered_in_loop(case: Case, registration: Place) -> bool:
     """Whether a loop runs the function that registers, or makes the object whose method it is.
 
-    By the calls of its name, and of the names of the functions in which these stand.
+    By the calls of its name, and of the names of the functions in which these stand. So is what
+    hands its name on as a text: ``self.emit("on_epoch_end")``.
     """
     function, class_ = registration.function, registration.class_
     is_maker = function is not None and function.name == "__init__" and class_ is not None
     name = class_.name if is_maker and class_ is not None else getattr(function, "name", "")
-    names, known = [name], set()
+    names, known = [(name, class_ is not None and not is_maker)], set()
     while names:
-        name = names.pop()
+        name, is_method = names.pop()
         known.add(name)
-        for _, place in case.calls(name) if name else ():
+        for place in _callers(case, name, is_method=is_method) if name else ():
             if place.loop is not None:
                 return True
             outer = place.function.name if place.function is not None else ""
             if outer not in known and len(known) < _DEEPEST:
-                names.append(outer)
+                names.append((outer, place.class_ is not None))
     return False
+
+
+def _callers(case: Case, name: str, *, is_method: bool) -> Iterator[Place]:
+    """Statements that call a function, or hand its name to another.
+
+    What is called on an object is a method: ``model.train()`` does not call the program's `train`.
+    """
+    for call, place in case.calls(name):
+        if is_method or isinstance(call.func, ast.Name):
+            yield place
+    for program in case.programs:
+        for call in calls_in(program.tree):
+            if any(isinstance(one, ast.Constant) and one.value == name for one in call.args):
+                handing = program.place(call)
+                if handing is not None:
+                    yield handing
 
 
 def _filled_by_one(case: Case) -> FilledContainer | None:
@@ -159,9 +176,7 @@ def _filled_by_one(case: Case) -> FilledContainer | None:
         container, owned = holder.links[at], _link_of(holder, at)
         tensors = len(case.finding.evidence.allocs)
         # One that has an item of nearly every step was filled in each until the last look.
-        is_filled = (
-            container.grows or container.length >= _OF_EVERY_STEP * case.finding.growth.times
-        )
+        is_filled = container.grows or container.length >= _OF_EVERY_STEP * _times(case, holder)
         if not is_filled or 2 * places_in(holder) < tensors or _becomes_faster(case):
             continue
         place = _filling_place(case, owned)
@@ -169,6 +184,15 @@ def _filled_by_one(case: Case) -> FilledContainer | None:
         if place is not None and filling is not None:
             return FilledContainer(holder, place, filling)
     return None
+
+
+def _times(case: Case, holder: Holder) -> int:
+    """The steps that had made what grows when a search looked at it; of all where none says."""
+    for one in case.run.findings:
+        births = one.details.get("births") if holder in one.holders else None
+        if isinstance(births, int):
+            return births
+    return case.finding.growth.times
 
 
 def _link_of(holder: Holder, at: int) -> Link:
