@@ -138,6 +138,20 @@ def test_masks_of_whole_sequences_are_read(mask, expected, tmp_path):
     assert load(tmp_path / "run.json").padded == expected
 
 
+def test_a_mask_in_a_batch_that_is_handed_over_whole_is_read(tmp_path):
+    class Scorer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = Encoder()
+
+        def forward(self, features, scale):
+            return self.encoder(**features) * scale
+
+    with memprof.track(tmp_path / "run.json", sources=("cpu",)):
+        Scorer()(batch(40), 2.0)
+    assert load(tmp_path / "run.json").padded == PaddedBatches(1, SEQUENCES, PLACES, 40)
+
+
 def test_what_traces_or_transforms_a_model_is_left_alone(tmp_path):
     """While a call is traced a look at a size is warned of, and `vmap`'s tensors have no memory."""
 

@@ -19,6 +19,9 @@ from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["RULE"]
 
+_LEAST_SHARE = 0.2
+"""Of the peak, from which they are a headline: to clear them between a loss and its backward pass
+is what many programs do."""
 _MOST_STEPS = 0.6
 """Share of the steps in which it must be so: an evaluation now and then is no habit."""
 
@@ -115,6 +118,7 @@ def _of_the_step_before(window: Window) -> Iterator[GradientsInTheWay]:
         rows=survivors,
         nbytes=nbytes,
         saving=window.replayed(cuts),
+        tentative=window.share(nbytes) < _LEAST_SHARE,
         across_steps=True,
     )
 

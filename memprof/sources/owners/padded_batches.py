@@ -41,10 +41,14 @@ class PaddedBatchesWatch(Listener):
 
     def outermost_call(self, module: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG002
         """Its mask, where it has one, says how many places its sequences use."""
-        mask = kwargs.get(_MASK) if type(kwargs) is dict else None
-        if mask is not None and self._calls < _MOST_CALLS:
+        if self._calls >= _MOST_CALLS:
+            return
+        # A model around one of transformers' is handed the whole batch.
+        batches = [one for one in (kwargs, *args) if type(one) is dict]
+        masks = [one[_MASK] for one in batches if _MASK in one]
+        if masks:
             with plain_attributes():
-                self._guard.each(self._see, [mask])
+                self._guard.each(self._see, masks[:1])
 
     def _see(self, mask: Any) -> None:
         import torch
