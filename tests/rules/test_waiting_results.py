@@ -92,6 +92,26 @@ def test_what_is_read_in_parts_may_be_needed(tmp_path):
     assert not waiting(evaluating(lambda result: result[some]), tmp_path / "run.json")
 
 
+def caching():
+    """The oldest make room, and few are asked for again."""
+    net, cache = Net(), {}
+
+    @torch.no_grad()
+    def step(number):
+        for batch in range(BATCHES):
+            cache[number, batch] = net(torch.randn(ROWS, 16))
+            if len(cache) > BATCHES:
+                del cache[next(iter(cache))]
+
+    return step
+
+
+def test_what_makes_room_for_others_is_a_cache(tmp_path):
+    assert not waiting(caching, tmp_path / "run.json")
+    (record, *_) = load(tmp_path / "run.json").kept_results
+    assert record.unread[0] == record.count[0] > BATCHES
+
+
 BY_NUMPY = """
 import numpy
 

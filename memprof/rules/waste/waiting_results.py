@@ -22,6 +22,8 @@ _LEAST_SHARE = 0.1
 """Of the peak."""
 _FEWEST = 4
 """Results at the peak."""
+_MOST_ROOM = 0.1
+"""Of the results, that may come as one of those before goes while most of them stay."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +53,8 @@ class WaitingResultsRule(WasteRule[WaitingResults]):
             there = own[window.at_peak[own]]
             nbytes = int(lives.size[there].sum())
             if window.share(nbytes) < _LEAST_SHARE or len(there) < _FEWEST:
+                continue
+            if _make_room(window, own):
                 continue
             computed = np.isin(lives.stack, fate.computed) & (lives.requested >= fate.size)
             computed &= ~window.has_owner
@@ -88,6 +92,24 @@ class WaitingResultsRule(WasteRule[WaitingResults]):
             "it comes, and keep the result."
         )
         yield Advice("reduce_predictions", why, place or case.site)
+
+
+def _make_room(window: Window, own: Ints) -> bool:
+    """Whether results go one by one as new ones come, and most stay: a cache, or a sliding window.
+
+    That one of a cache is not asked for before it makes room is nothing to change.
+    """
+    lives = window.lives
+    events = np.concatenate([lives.alloc[own], lives.free[own]])
+    change = np.repeat([1, -1], len(own))
+    order = np.argsort(events, kind="stable")
+    alive = np.cumsum(change[order])
+    made = np.flatnonzero(change[order] > 0)
+    # The fewest that are there between one that is made and the next.
+    fewest = np.minimum.reduceat(alive, made)[:-1]
+    goes = np.add.reduceat(change[order] < 0, made)[:-1] > 0
+    making_room = goes & (2 * fewest >= alive.max())
+    return bool(making_room.sum() > _MOST_ROOM * len(own))
 
 
 def _without(window: Window, own: Ints, computed: Ints) -> Cuts:
