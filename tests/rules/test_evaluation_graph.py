@@ -11,7 +11,9 @@ from torch import nn
 import memprof
 from memprof.loading import load
 from memprof.rules.ranked_findings import findings
-from tests.rules.recorded import findings_of
+from memprof.rules.waste.evaluation_graph import RULE
+from memprof.views.examination import examine
+from tests.rules.recorded import findings_of, record
 
 
 def job():
@@ -315,3 +317,55 @@ def test_a_function_that_trains_as_well_is_not_called_without_gradients(tmp_path
     found, *_ = findings(load(path))
     assert found.rule == "evaluation-graph"
     assert {one.code for one in found.remedies} == {"out = net(torch.randn(1024, 64))"}
+
+
+def predicts():
+    """Results of all chunks so far are kept with their graphs as the recording ends."""
+    model, _ = job()
+    results = []
+
+    def step(number):
+        results.append(model(torch.randn(1024, 64)))
+
+    return step
+
+
+class Agent:
+    def __init__(self):
+        self.model, self.optimizer = job()
+        self.chosen = []
+
+    def act(self, seen):
+        self.chosen.append(self.model(seen).mean())
+
+    def learn(self):
+        torch.stack(self.chosen).sum().backward()
+        self.chosen.clear()
+        self.optimizer.step()
+
+
+def acts():
+    """An episode is as long as the recording; what was chosen is learnt from at its end."""
+    agent = Agent()
+
+    def step(number):
+        agent.act(torch.randn(1024, 64))
+        if number == 99:
+            agent.learn()
+
+    return step
+
+
+def test_passes_whose_graphs_are_all_there_at_the_end_are_for_nothing_where_nothing_learns(
+    tmp_path,
+):
+    record(predicts, tmp_path / "run.json", steps=10)  # where nobody says that the list grows
+    (device,) = examine(load(tmp_path / "run.json")).devices
+    (match,) = RULE.matches(device.peak_window)
+    assert not match.tentative
+    assert match.saving.bytes == match.nbytes == 10 * 3 * 1024 * 64 * 4
+
+
+def test_an_episode_that_is_learnt_from_later_needs_its_graphs(tmp_path):
+    found = findings_of(acts, tmp_path / "run.json", steps=10)
+    assert "evaluation-graph" not in [one.rule for one in found]

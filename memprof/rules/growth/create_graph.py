@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from memprof.records import Holder
 from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case
 from memprof.rules.graph_lines import on_the_way
@@ -17,6 +18,7 @@ from memprof.views.owners import CATEGORY_NAMES
 
 __all__ = ["RULE"]
 
+_OF_MODEL = frozenset({LinkKind.MODULE_ATTRIBUTE, LinkKind.PARAMETER, LinkKind.BUFFER})
 _BY_GRADIENT = frozenset({LinkKind.GRAD, LinkKind.CPP_CYCLE, LinkKind.CYCLE})
 
 
@@ -102,11 +104,20 @@ def _lines(call: ast.Call) -> range:
 def _is_alone(case: Case) -> bool:
     """Whether a model's parameters stay that nothing of the program's leads to.
 
-    A copy of the model has come and gone in the function: only its gradients can hold it.
+    A copy of the model has come and gone in the function: only its gradients can hold it. A
+    variable of the function has one of several, the last.
     """
-    return case.finding.growth.has_parameters and not any(
-        holder.is_named for holder in case.finding.holders
+    growth = case.finding.growth
+    return growth.has_parameters and not any(
+        holder.is_named and not (growth.times > 1 and _is_variable(holder))
+        for holder in case.finding.holders
     )
+
+
+def _is_variable(holder: Holder) -> bool:
+    """Whether a variable of a function is the model itself, and no container of models."""
+    first = holder.links[0].kind if holder.links else None
+    return first == LinkKind.LOCAL and holder.links[1:2] != [] and holder.links[1].kind in _OF_MODEL
 
 
 RULE = CreateGraph()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -12,7 +13,8 @@ from memprof.rules.forward_passes import runs_within
 from memprof.rules.graph_lines import calling_place, is_forward, under_no_grad
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.rules.source_facts import serves_training
-from memprof.source_code.program import Place
+from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.program import Place, called_name, calls_in, place_of
 from memprof.source_code.torch_modes import without_gradients
 from memprof.trace import Action, Phase
 from memprof.units import format_bytes
@@ -32,6 +34,11 @@ _MOST_LEARNT = 0.1
 goes through this pass as well."""
 _MOSTLY = 0.5
 """Of what a pass saved, that its backward pass frees: with `retain_graph` it frees nothing."""
+_FEWEST_LASTING = 6
+"""Steps whose graphs are all there when a window ends."""
+_MODULE_CALL = "_call_impl"
+_LEARNING = ("backward", "grad", "manual_backward")
+"""What runs a backward pass."""
 _NEARLY_ALL = 0.9
 """Of a pass that is there at the end: made by lines of passes that were let go of."""
 _LEAST_KEPT_BY_ALL = 0.15
@@ -79,6 +86,7 @@ class EvaluationGraph(WasteRule[Match]):
             graph_rows += rows[:-1].tolist()
             ends += lives.alloc[rows[1:]].tolist()
         if not graph_rows:
+            yield from _amid_an_evaluation(window, lasting)
             return
         # The last such graph may be there still; what else stays, a program may keep on purpose.
         stacks = np.unique(lives.stack[graph_rows])
@@ -86,19 +94,7 @@ class EvaluationGraph(WasteRule[Match]):
             if np.isin(lives.stack[rows], stacks).mean() >= _NEARLY_ALL:
                 graph_rows += rows[:-1].tolist()
                 ends += lives.alloc[rows[1:]].tolist()
-        rows = np.array(graph_rows, dtype=np.int64)
-        saving = window.replayed(window.ended_at(rows, np.array(ends)))
-        mask = np.zeros(len(lives), dtype=bool)
-        mask[rows] = True
-        at_peak, row = mask & window.at_peak, window.main_site(mask)
-        yield Match(
-            row=row,
-            rows=rows,
-            nbytes=window.bytes_of(at_peak) or saving.bytes,
-            saving=saving,
-            # Then a library calls the model so, and no line of the program can change that.
-            tentative=_trains_as_well(window, row),
-        )
+        yield _match(window, np.array(graph_rows, dtype=np.int64), np.array(ends))
 
     def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same
         """Say what they wait for."""
@@ -133,6 +129,79 @@ def _beside_training(case: Case) -> Place | None:
         if place.function is not None and not serves_training(case, place)
     )
     return next(beside, first)
+
+
+def _match(window: Window, rows: Ints, ends: Ints) -> Match:
+    """Activations, each with the event by which it could have gone."""
+    saving = window.replayed(window.ended_at(rows, ends))
+    mask = np.zeros(len(window.lives), dtype=bool)
+    mask[rows] = True
+    row = window.main_site(mask)
+    return Match(
+        row=row,
+        rows=rows,
+        nbytes=window.bytes_of(mask & window.at_peak) or saving.bytes,
+        saving=saving,
+        # Then a library calls the model so, and no line of the program can change that.
+        tentative=_trains_as_well(window, row),
+    )
+
+
+def _amid_an_evaluation(window: Window, lasting: Sequence[Ints]) -> Iterator[Match]:
+    """What passes of several steps keep to the window's end, where nothing learns from them."""
+    rows = np.concatenate([np.empty(0, np.int64), *lasting])
+    rows = rows[(window.made_in[rows] >= 0) & (window.module[rows] > 0)]
+    steps = window.made_in[rows]
+    if len(np.unique(steps)) < _FEWEST_LASTING or not _learns_from_nothing(window, rows):
+        return
+    # Of each step the last is there still when the next one begins.
+    brief = np.flatnonzero(np.diff(steps, append=-1) == 0)
+    yield _match(window, rows[brief], window.lives.alloc[rows[brief + 1]])
+
+
+def _learns_from_nothing(window: Window, rows: Ints) -> bool:
+    """Whether no function of the program on the way to a pass runs a backward pass.
+
+    By the source. A function of a library's that calls the model may have it run one; so may what a
+    function calls later, or in the same loop, with anything that it has had the pass made with.
+    """
+    mask = np.zeros(len(window.lives), dtype=bool)
+    mask[rows] = True
+    stack = window.stack(window.main_site(mask))
+    modules = set(window.module[rows].tolist())
+    calls = [at for at, frame in enumerate(stack) if _MODULE_CALL in frame.name]
+    outside = stack[calls[-1] + 1 :] if calls else ()
+    if len(modules) < _LEAST_MODULES or without_gradients(stack):
+        return False
+    if not outside or frame_kind(outside[0].filename) is not FrameKind.USER:
+        return False
+    places = [place_of(frame) for frame in window.user_frames(outside)]
+    return (
+        places[0] is not None
+        and places[0].function is not None
+        and not any(
+            place.function is not None and _may_learn(place)
+            for place in places
+            if place is not None
+        )
+    )
+
+
+def _may_learn(place: Place) -> bool:
+    """Whether a function runs a backward pass, or calls one of the program's for it, afterwards."""
+    if calls_in(place.scope, *_LEARNING):
+        return True
+    names = {node.id for node in ast.walk(place.statement) if isinstance(node, ast.Name)}
+    for call in calls_in(place.scope):
+        at = place.program.place(call)
+        if at is None or (at.line <= place.line and (at.loop is None or at.loop is not place.loop)):
+            continue
+        learns = any(
+            calls_in(one, *_LEARNING) for one in place.program.functions(called_name(call))
+        )
+        if learns and any(isinstance(one, ast.Name) and one.id in names for one in ast.walk(call)):
+            return True
+    return False
 
 
 def _trains_as_well(window: Window, row: int) -> bool:
