@@ -13,7 +13,7 @@ from memprof.source_code.program import program_of
 from memprof.source_code.searched_parts import searching_lines
 from memprof.views.examination import DeviceExamination, Examination
 
-__all__ = ["is_minor", "is_needed"]
+__all__ = ["growth_of", "is_minor", "is_needed"]
 
 _LEAST_SHARE = 0.1
 """Of the peak over all, off which a change takes it: for less nobody changes a program."""
@@ -97,10 +97,16 @@ def _comes_to_nothing(finding: RuleFinding, examination: Examination) -> bool:
     device = next((one for one in examination.devices if one.name == finding.device), None)
     if device is None:
         return False
-    steps = int(device.steps.last.max(initial=0))
-    total = max(finding.bytes, finding.bytes_per_step * max(steps, _STEPS))
+    total = growth_of(finding, examination)
     share = _GROWN * device.peak_allocated
     return finding.bytes < share and total < max(_LEAST_GROWTH, min(_SMALL_GROWTH, share))
+
+
+def growth_of(finding: RuleFinding, examination: Examination) -> float:
+    """Bytes that growth comes to over the run's steps, or over a thousand where it has fewer."""
+    device = next((one for one in examination.devices if one.name == finding.device), None)
+    steps = int(device.steps.last.max(initial=0)) if device is not None else 0
+    return max(finding.bytes, finding.bytes_per_step * max(steps, _STEPS))
 
 
 def _is_joined_afterwards(finding: RuleFinding) -> bool:

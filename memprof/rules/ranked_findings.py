@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memprof.rules.finding import Kind, RuleFinding
-from memprof.rules.floor import is_minor
+from memprof.rules.floor import growth_of, is_minor
 from memprof.rules.growth_findings import leaks
 from memprof.rules.load_rules import rule_named
 from memprof.rules.remedies import with_remedies
@@ -21,6 +21,8 @@ from memprof.views.time_to_full import times_to_full
 
 __all__ = ["findings", "without_repeats"]
 
+_LITTLE = 0.1
+"""Of what the best change of some waste saves, that growth must come to, to be told before it."""
 _BEFORE_WASTE = (Kind.LEAK, Kind.NON_TORCH, Kind.HOST_GROWTH, Kind.FRAGMENTATION)
 """Kinds of findings over a whole run that come before waste at a peak, the gravest first."""
 
@@ -44,7 +46,21 @@ def findings(run: Run, examination: Examination | None = None) -> tuple[RuleFind
         with_remedies(one, examination) for one in _until_full(without_repeats(candidates), run)
     ]
     marked = [replace(one, minor=is_minor(one, examination)) for one in with_fixes]
-    return tuple(sorted(marked, key=lambda one: one.minor))
+    wastes = [one for one in marked if one.kind is Kind.WASTE and not one.minor]
+    return tuple(
+        sorted(marked, key=lambda one: (one.minor, _comes_to_less(one, wastes, examination)))
+    )
+
+
+def _comes_to_less(
+    finding: RuleFinding, wastes: Sequence[RuleFinding], examination: Examination
+) -> bool:
+    """Whether what grows comes to little beside what some waste takes of the peak at once."""
+    first = [one.remedies[0] for one in wastes if one.remedies and one.device == finding.device]
+    saving = max((one.saves_bytes for one in first), default=0)
+    if finding.kind is not Kind.LEAK or not saving:
+        return False
+    return growth_of(finding, examination) < _LITTLE * saving
 
 
 def _until_full(candidates: Sequence[RuleFinding], run: Run) -> list[RuleFinding]:

@@ -31,6 +31,8 @@ class LinearOfEdges:
     """The statement that calls it."""
     parts: int = 1
     """How many tensors are joined to what it is given."""
+    reads_parts: bool = False
+    """Something else reads what is joined as well."""
 
 
 def linear_of_edges(place: Place) -> LinearOfEdges | None:
@@ -78,7 +80,9 @@ def linear_of_gathered(place: Place) -> LinearOfEdges | None:
             statements = [at.statement, *of_layer.statements]
             if place.statement in statements:
                 features = ast.unparse(of_layer.gathered[0])
-                return LinearOfEdges(ast.unparse(call.func), features, at, of_layer.parts)
+                return LinearOfEdges(
+                    ast.unparse(call.func), features, at, of_layer.parts, of_layer.is_shared
+                )
     return None
 
 
@@ -91,6 +95,7 @@ class _Given:
         """Of what rows are taken by an index."""
         self.statements: list[ast.stmt] = []
         self.parts = 1
+        self.is_shared = False
 
     def follow(self, value: ast.expr) -> bool:
         """Whether nothing else reads it, and it is gathered, or joined of what is in part."""
@@ -110,8 +115,12 @@ class _Given:
 
     def _follow_variable(self, name: str) -> bool:
         function = self._place.function
-        if function is None or len(list(reads_of(function, name))) != 1:
+        if function is None:
             return False
+        is_shared = len(list(reads_of(function, name))) != 1
+        if is_shared and self.parts == 1:
+            return False  # what is joined is another tensor: its parts may be read elsewhere
+        self.is_shared |= is_shared
         if name in parameters(function):
             is_gathered = function.name == _MESSAGE and name.endswith(_ENDS)
             if is_gathered:
@@ -128,7 +137,8 @@ class _Given:
         (binding, value), *_ = bindings
         if value is None or not isinstance(binding, ast.stmt):
             return False
-        self.statements.append(binding)
+        if not is_shared:
+            self.statements.append(binding)
         return self.follow(value)
 
 

@@ -410,7 +410,10 @@ def _parts_in(place: Place, name: str, field: str, followed: set[str]) -> Iterat
     Also of what is computed of it row by row, ``scores = logits.log_softmax(-1)``.
     """
     followed.add(name)
+    later = _behind_rebinding(place, name)
     for load, around in reads_of(place.scope, name):
+        if not later.isdisjoint(around):
+            continue
         node: ast.expr = load
         waiting = [*around]
         if field:
@@ -436,6 +439,35 @@ def _parts_in(place: Place, name: str, field: str, followed: set[str]) -> Iterat
             yield from _parts_in(place, bound[0].id, "", followed)  # type: ignore[attr-defined]
         else:
             yield None
+
+
+def _behind_rebinding(place: Place, name: str) -> set[ast.AST]:
+    """The statements behind one that binds the name anew, in the block where it was bound.
+
+    ``logits = logits[:, -1]``: what reads the name from there on reads the part.
+    """
+    for node in reversed(place.around):
+        for block in (getattr(node, "body", []), getattr(node, "orelse", [])):
+            if not isinstance(block, list) or place.statement not in block:
+                continue
+            behind = block[block.index(place.statement) + 1 :]
+            for at, one in enumerate(behind):
+                if _takes_part(one, name):
+                    return set(behind[at + 1 :])
+    return set()
+
+
+def _takes_part(statement: ast.stmt, name: str) -> bool:
+    """Whether it binds a variable to what is computed of a part of what that had."""
+    if not isinstance(statement, ast.Assign) or [*map(ast.unparse, statement.targets)] != [name]:
+        return False
+    parts = [
+        node.slice
+        for node in ast.walk(statement.value)
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == name
+    ]
+    reads = len(list(reads_of(statement.value, name)))
+    return len(parts) == reads > 0 and all(map(_is_one_part, parts))
 
 
 def _computed_by_rows(node: ast.expr, waiting: list[ast.AST]) -> tuple[ast.expr, ast.AST]:

@@ -50,6 +50,18 @@ class OfBothEnds(Layer):
         return self.lin(torch.cat([x[src], x[dst]], dim=-1))
 
 
+class Attentive(Layer):
+    """What one end has is read again, and is needed for each edge."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(2 * CHANNELS, 1)
+
+    def messages(self, x, src, dst):
+        ends = x[src]
+        return self.lin(torch.cat([ends, x[dst]], dim=-1)).sigmoid() * ends
+
+
 class ReadTwice(Layer):
     def __init__(self):
         super().__init__()
@@ -138,6 +150,13 @@ def test_both_ends_of_each_edge_are_given_weights_of_their_own(tmp_path):
     assert found.bytes == 3 * EDGES * 2 * CHANNELS * 4
     assert found.match.times == EDGES / NODES
     assert "a linear layer of its own" in found.remedies[0].why
+
+
+def test_what_is_read_again_beside_what_is_joined_of_it_stays(tmp_path):
+    (found,) = gathered(training(Attentive), tmp_path / "run.json")
+    assert found.bytes == 3 * EDGES * 2 * CHANNELS * 4
+    assert found.site.code.startswith("return self.lin(torch.cat([ends, x[dst]], dim=-1))")
+    assert found.remedies[0].saves_bytes == found.bytes
 
 
 @pytest.mark.parametrize("kind", [FirstMapped, ReadTwice, Selected, OfAllRows])

@@ -283,6 +283,30 @@ def scored_as_well():
     return step
 
 
+def bound_anew():
+    """The part has the name of the whole from then on: as most programs that sample write it."""
+    scorer = Scorer()
+
+    @torch.no_grad()
+    def step(number):
+        ids = torch.randint(WORDS, (ROWS, POSITIONS))
+        for _ in range(2):
+            logits, _ = scorer(ids)
+            logits = logits[:, -1, :] / 0.8
+            least = logits.topk(4, dim=-1).values[:, -1:]
+            logits = logits.masked_fill(logits < least, float("-inf"))
+            ids = torch.cat([ids[:, 1:], logits.softmax(-1).multinomial(1)], dim=1)
+        return ids.tolist()
+
+    return step
+
+
+def test_what_reads_the_name_of_a_part_reads_the_part(tmp_path):
+    (found, *_) = findings_of(bound_anew, tmp_path / "run.json")
+    assert (found.rule, found.minor) == ("partly-read", False)
+    assert found.match.part.text == "logits[:, -1, :]"
+
+
 @pytest.mark.parametrize("program", [first_of_two, item_of_two])
 def test_what_is_returned_with_a_loss_that_nobody_asked_for_is_followed(program, tmp_path):
     (found, *_) = findings_of(program, tmp_path / "run.json")

@@ -66,12 +66,13 @@ class GatheredRowsRule(WasteRule[GatheredRows]):
             nbytes = int(window.lives.size[there].sum())
             gathered, times = _gathered(window, rows)
             times /= linear.parts
+            needless = rows if linear.reads_parts else np.union1d(rows, gathered)
             if times >= _LEAST_TIMES and window.share(nbytes) >= _LEAST_SHARE:
                 yield GatheredRows(
                     row=int(there[0]),
                     rows=there,
                     nbytes=nbytes,
-                    saving=window.replayed(window.whole(np.union1d(rows, gathered))),
+                    saving=window.replayed(window.whole(needless)),
                     linear=linear,
                     times=times,
                 )
@@ -141,7 +142,7 @@ def _gathered(window: Window, rows: Ints) -> tuple[Ints, float]:
         sums = np.flatnonzero(near & backward)
         sums = sums[np.isin(origin[lives.alloc[sums]], np.unique(lives.stack[made]))]
         if len(sums):
-            most = max(most, float(lives.requested[row] / lives.requested[sums].max()))
+            most = max(most, float(lives.requested[row] / lives.requested[sums].min()))
             gathering |= {window.origin_stack(int(one))[0] for one in sums}
     before = np.unique(np.concatenate([rows[:0], *by_then]))
     is_one = [bool(stack) and stack[0] in gathering for stack in map(window.stack, before.tolist())]
