@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import heapq
 
 import pytest
@@ -189,3 +190,36 @@ def test_what_only_a_mean_is_read_of_is_added_up_as_it_comes(tmp_path):
     assert (first.fix, first.code) == ("running_total", "self.maps.append(one)")
     assert "`torch.stack(self.maps).mean(dim=0)` is read" in first.why
     assert second.fix == "clear_container"
+
+
+class Adapted(torch.nn.Module):
+    """A layer with a small one beside it, named as PEFT names them."""
+
+    def __init__(self):
+        super().__init__()
+        self.base_layer = torch.nn.Linear(128, 128).requires_grad_(False)
+        self.lora_A, self.lora_B = torch.nn.Linear(128, 2), torch.nn.Linear(2, 128)
+
+    def forward(self, x):
+        return self.base_layer(x) + self.lora_B(self.lora_A(x))
+
+
+def states_of_tasks():
+    model, states = Adapted(), {}
+    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], 0.1)
+
+    def step(number):
+        model(torch.randn(8, 128)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        states[number] = copy.deepcopy(model.state_dict())
+
+    return step
+
+
+def test_of_a_model_with_adapters_their_state_alone_is_to_be_kept(tmp_path):
+    (found, *_) = findings_of(states_of_tasks, tmp_path / "run.json", steps=20)
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("growing-container", "del_ref")
+    assert first.typed == "get_peft_model_state_dict(model)"
+    assert first.code == "states[number] = copy.deepcopy(model.state_dict())"

@@ -28,6 +28,8 @@ __all__ = ["RULE"]
 
 _MOSTLY = 0.5
 """Share of the bytes that stay when the graph is cut off."""
+_ADAPTERS, _OF_ADAPTERS = ".lora_", "get_peft_model_state_dict(model)"
+"""In the paths of PEFT's modules; and what gives their state alone."""
 _MOST_LINES = 3
 """Lines that are named."""
 
@@ -46,7 +48,7 @@ class GrowingContainer(GrowthRule[GrownContainer]):
     name = "growing-container"
     summary = "a container is filled in every step and never emptied"
     fixes = (
-        *("own_container", "running_total", "reduce_predictions", "clear_container"),
+        *("own_container", "running_total", "reduce_predictions", "del_ref", "clear_container"),
         *("cpu_offload", "set_to_none"),
     )
     yields_to = (*EVERY_OTHER, "no-backward", "reference-cycle")
@@ -80,6 +82,14 @@ class GrowingContainer(GrowthRule[GrownContainer]):
                 cause.container.place,
             )
         yield from _as_it_comes(cause, case, why)
+        if _has_whole_states(cause, case):
+            yield Advice(
+                "del_ref",
+                f"{why}, and each item is the state of a whole model, of which only the adapters "
+                "are trained: keep theirs alone.",
+                cause.container.place,
+                typed=_OF_ADAPTERS,
+            )
         how_released = _release_text(cause, case.programs)
         yield Advice("clear_container", f"{why}: {how_released}.", cause.container.place)
         if case.of_model:
@@ -127,6 +137,14 @@ def _as_it_comes(cause: GrownContainer, case: Case, why: str) -> Iterator[Advice
         return
     how = f"{only}: add up what that needs as items come (their sum and number)."
     yield Advice("running_total", how, place)
+
+
+def _has_whole_states(cause: GrownContainer, case: Case) -> bool:
+    """Whether what fills it is a model's ``state_dict()``, where PEFT has put adapters into one."""
+    value = cause.container.filling.values[-1]
+    if not calls_in(value, "state_dict") or case.window is None:
+        return False
+    return any(_ADAPTERS in name for name in case.window.owners.module.names)
 
 
 def _release_text(cause: GrownContainer, programs: Sequence[Program]) -> str:
