@@ -25,6 +25,8 @@ _MOST_LINES = 3
 _MODULE_CALL = "_call_impl"
 _OUTSIDE_TORCH = ("array", "asarray", "dump", "dumps", "from_dlpack", "numpy", "save", "tolist")
 """What reads a tensor without an operator of torch's …"""
+_JSON = "json."
+"""It takes no tensors."""
 _SMALL = (
     *("all", "any", "argmax", "argmin", "max", "mean", "min", "norm", "sum", "topk"),
     *("arange", "item", "randint", "randperm", "size", "tensor"),
@@ -32,13 +34,26 @@ _SMALL = (
 """… and what gives it something small to read."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A row of `KeptResults`."""
+
+    size: int
+    count: int
+    needed: int
+    unread: int
+    reduced: int
+    readers: list[int]
+    computed: list[int]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Fate:
     """What operators did with results that had outlived calls of models, to the results' end."""
 
     stack: int
-    size: int
-    """Bytes of one."""
+    sizes: tuple[int, ...]
+    """Bytes of one: batches differ."""
     count: int
     reduced: int
     """Bytes of what they were reduced to."""
@@ -62,20 +77,34 @@ class Fate:
 
 def fates(window: Window) -> Iterator[Fate]:
     """Those of lines whose results were nearly all reduced, or nearly all read by nothing."""
+    for stack, entries in _by_stack(window).items():
+        count, needed = sum(one.count for one in entries), sum(one.needed for one in entries)
+        unread = sum(one.unread for one in entries)
+        if stack == EMPTY or count < _FEWEST or count - needed < _NEARLY_ALL * count:
+            continue
+        if calling_frame(window, stack) is None:
+            continue  # a library keeps them, and hands them to NumPy as it likes
+        # What was read before it had outlived enough calls is not known to have been.
+        is_unread = unread >= _NEARLY_ALL * count
+        readers = [] if is_unread else [row for one in entries for row in one.readers]
+        reduced = sum(one.reduced for one in entries)
+        nbytes = sum((one.count - one.needed - one.unread) * one.size for one in entries)
+        frames = _lines(window, readers)
+        if is_unread or (frames and reduced <= _MOST_REDUCED * nbytes):
+            computed = tuple(row for one in entries for row in one.computed)
+            sizes = tuple(sorted({one.size for one in entries}))
+            yield Fate(stack, sizes, count, reduced, frames, computed)
+
+
+def _by_stack(window: Window) -> dict[int, list[_Entry]]:
+    """What is known of each stack's results, an entry for each of their sizes."""
+    by_stack: dict[int, list[_Entry]] = {}
     for record in window.kept_results:
-        columns = (record.stack, record.size, record.count, record.needed, record.unread)
-        for at, (stack, size, count, needed, unread) in enumerate(zip(*columns, strict=True)):
-            is_unread = 2 * unread > count
-            alike = unread if is_unread else count - needed - unread
-            if stack == EMPTY or count < _FEWEST or alike < _NEARLY_ALL * count:
-                continue
-            if calling_frame(window, stack) is None:
-                continue  # a library keeps them, and hands them to NumPy as it likes
-            readers = () if is_unread else _lines(window, record.readers[at])
-            reduced = record.reduced[at]
-            if reduced <= _MOST_REDUCED * count * size and (readers or is_unread):
-                computed = tuple(record.computed[at])
-                yield Fate(stack, size, count, reduced, readers, computed)
+        figures = (record.size, record.count, record.needed, record.unread, record.reduced)
+        rows = zip(record.stack, *figures, record.readers, record.computed, strict=True)
+        for stack, *entry in rows:
+            by_stack.setdefault(stack, []).append(_Entry(*entry))
+    return by_stack
 
 
 def calling_frame(window: Window, stack: int) -> Frame | None:
@@ -108,6 +137,7 @@ def reads_outside_torch(programs: Sequence[Program]) -> bool:
         not any(_is_small(one) for one in _given(call))
         for program in programs
         for call in calls_in(program.tree, *_OUTSIDE_TORCH)
+        if not ast.unparse(call.func).startswith(_JSON)
     )
 
 

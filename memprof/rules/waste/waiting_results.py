@@ -10,7 +10,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.results_read import Fate, calling_frame, fates, reads_outside_torch
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import with_imported
+from memprof.source_code.program import place_of, with_imported
 from memprof.trace import Frame
 from memprof.units import format_bytes
 from memprof.views.peak_without import Cuts
@@ -48,15 +48,17 @@ class WaitingResultsRule(WasteRule[WaitingResults]):
         """By what operators did with results that had outlived calls of models, to their end."""
         lives = window.lives
         for fate in fates(window):
-            of_stack = (lives.stack == fate.stack) & (lives.requested == fate.size)
+            of_stack = (lives.stack == fate.stack) & np.isin(lives.requested, fate.sizes)
             own = np.flatnonzero(of_stack & ~window.has_owner)
             there = own[window.at_peak[own]]
             nbytes = int(lives.size[there].sum())
             if window.share(nbytes) < _LEAST_SHARE or len(there) < _FEWEST:
                 continue
+            lasted = lives.free - lives.alloc
+            own = own[2 * lasted[own] >= np.median(lasted[there])]  # a line may make others, too
             if _make_room(window, own):
                 continue
-            computed = np.isin(lives.stack, fate.computed) & (lives.requested >= fate.size)
+            computed = np.isin(lives.stack, fate.computed) & (lives.requested >= fate.sizes[0])
             computed &= ~window.has_owner
             yield WaitingResults(
                 row=int(there[-1]),
@@ -65,7 +67,7 @@ class WaitingResultsRule(WasteRule[WaitingResults]):
                 saving=window.replayed(_without(window, own, np.flatnonzero(computed))),
                 tentative=reads_outside_torch(with_imported(window.programs)),
                 fate=fate,
-                kept_at=calling_frame(window, fate.stack),
+                kept_at=_keeping_frame(window, fate.stack) or calling_frame(window, fate.stack),
             )
 
     def title(self, match: WaitingResults) -> str:
@@ -92,6 +94,22 @@ class WaitingResultsRule(WasteRule[WaitingResults]):
             "it comes, and keep the result."
         )
         yield Advice("reduce_predictions", why, place or case.site)
+
+
+def _keeping_frame(window: Window, stack: int) -> Frame | None:
+    """The line that a search found to keep what a stack made, in a function on the way to that.
+
+    Elsewhere it is one that whatever is handed to it is kept by.
+    """
+    holders = [one.holders[0] for one in window.searches if one.stack == stack]
+    frames = window.user_frames(window.trace.stack(stack))
+    functions = [(f.filename, place.function) for f in frames if (place := place_of(f)) is not None]
+    for holder in holders:
+        frame = Frame("", holder.filename, holder.line)
+        place = place_of(frame)
+        if place is not None and (holder.filename, place.function) in functions:
+            return frame
+    return None
 
 
 def _make_room(window: Window, own: Ints) -> bool:

@@ -39,7 +39,8 @@ _OWNED = frozenset(
 _REDUCING = frozenset(
     (
         *("_local_scalar_dense", "all", "amax", "amin", "aminmax", "any", "argmax", "argmin"),
-        *("binary_cross_entropy", "bincount", "count_nonzero", "equal", "histc", "item"),
+        *("binary_cross_entropy", "bincount", "count_nonzero", "cross_entropy_loss", "equal"),
+        *("histc", "item", "nll_loss", "nll_loss_nd"),
         *("l1_loss", "linalg_vector_norm", "logsumexp", "max", "mean", "median", "min"),
         *("mse_loss", "nll_loss2d_forward", "nll_loss_forward", "norm", "prod", "smooth_l1_loss"),
         *("std", "std_mean", "sum", "topk", "unique_dim", "var", "var_mean"),
@@ -47,9 +48,14 @@ _REDUCING = frozenset(
 )
 """Operators that compute little of all that they are given."""
 _PASSING_ON = frozenset(
-    ("_log_softmax", "_softmax", "_to_copy", "clone", "constant_pad_nd", "cumsum", "sort")
+    (
+        *("_log_softmax", "_softmax", "_to_copy", "clone", "constant_pad_nd", "contiguous"),
+        *("cumsum", "flatten", "log_softmax", "reshape", "softmax", "sort", "to", "type_as"),
+    )
 )
-"""Operators that are not pointwise and whose results have what they were given, value by value."""
+"""Operators that are not pointwise and whose results have what they were given, value by value.
+
+In `torch.inference_mode` a mode is shown those, too, that are made up of others elsewhere."""
 _JOINING = frozenset(("cat", "stack"))
 _COPYING, _PICKING = "copy_", "gather"
 
@@ -128,10 +134,10 @@ class KeptResultsWatch:
         self.fresh = []
         if len(self._young) <= _CALLS:
             return
-        fresh = self._young.popleft()
+        fresh = [one for one in self._young.popleft() if one() is not None]
         made = Counter((one.stack, one.size) for one in fresh)
         for reference in fresh:
-            if reference() is None or reference.category in _OWNED:
+            if reference.category in _OWNED:
                 continue
             known = self._node_of(reference.key)
             if known is not None:

@@ -106,6 +106,43 @@ def test_what_nothing_is_computed_of_was_not_read(read, tmp_path):
     assert figures == [KEPT, 0, KEPT, 0]
 
 
+def test_operators_of_inference_mode_are_known_as_well(tmp_path):
+    """There a mode is shown those that are made up of others."""
+    model = Model()
+
+    @torch.inference_mode()
+    def evaluate():
+        results = [model(torch.randn(4, ROWS // 4, 16)) for _ in range(CALLS)]
+        for one in results:
+            scores = one[:, :-1].flatten(0, 1)
+            F.cross_entropy(scores, LABELS[: len(scores)])
+            scores.softmax(-1).max()
+
+    with memprof.track(tmp_path / "run.json", sources=("cpu",)):
+        evaluate()
+    (record,) = load(tmp_path / "run.json").kept_results
+    at = record.size.index(NBYTES)
+    assert (record.count[at], record.needed[at], record.unread[at]) == (KEPT, 0, 0)
+    assert record.reduced[at] == KEPT * (4 + 4)
+
+
+def test_results_of_one_line_are_told_by_those_that_stay(tmp_path):
+    """The line makes a product, and then the sum that is kept and read by nothing."""
+    model = Model()
+
+    def evaluate():
+        kept = []
+        for _ in range(CALLS):
+            made = model(torch.randn(ROWS, 16))
+            kept.append(made * 2 + 1)
+
+    with memprof.track(tmp_path / "run.json", sources=("cpu",)), torch.no_grad():
+        evaluate()
+    (record,) = load(tmp_path / "run.json").kept_results
+    at = record.size.index(NBYTES)
+    assert (record.count[at], record.needed[at], record.unread[at]) == (KEPT, 0, KEPT)
+
+
 def test_what_is_there_still_is_not_judged(tmp_path):
     model, results = Model(), []
     with memprof.track(tmp_path / "run.json", sources=("cpu",)), torch.no_grad():
