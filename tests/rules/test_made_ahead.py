@@ -115,6 +115,26 @@ def in_one_function():
     return step
 
 
+def made_on_the_way():
+    """The loop makes models that are needed together, and more on the way to each."""
+    x = torch.randn(ROWS, WIDTH)
+
+    @torch.no_grad()
+    def step(number):
+        nets = []
+        for _ in range(3):
+            net = nn.Linear(WIDTH, 4)
+            parts = [x.roll(at, 0) for at in range(FOLDS)]
+            net(torch.stack(parts).sum(0))
+            nets.append(net)
+        total = 0.0
+        for net in nets:
+            total += net(x).mean().item()
+        return total
+
+    return step
+
+
 def ahead(program, path):
     return [one for one in findings_of(program, path) if one.rule == "made-ahead"]
 
@@ -148,6 +168,8 @@ def test_where_it_is_filled_is_told(program, code, tmp_path):
     assert found.remedies[0].code.startswith(code)
 
 
-@pytest.mark.parametrize("program", [gone_through_again, kept_by_the_loop, asked_for])
+@pytest.mark.parametrize(
+    "program", [gone_through_again, kept_by_the_loop, asked_for, made_on_the_way]
+)
 def test_a_list_that_is_needed_is_left_alone(program, tmp_path):
     assert not ahead(program, tmp_path / "run.json")

@@ -11,10 +11,10 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.lists_ahead import ListAhead, list_ahead
-from memprof.source_code.program import place_of
+from memprof.source_code.program import Place, place_of
 from memprof.trace import EMPTY
 from memprof.units import format_bytes
-from memprof.views.window import Ints, Window
+from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["RULE"]
 
@@ -57,6 +57,7 @@ class MadeAheadRule(WasteRule[MadeAhead]):
                 found[key].append(stack)
         for key, of_list in found.items():
             alike = np.isin(lives.stack, of_list) & ~window.has_owner
+            alike &= _wait_for(window, lists[key].loop)
             rows = np.flatnonzero(there & alike)
             nbytes = int(lives.size[rows].sum())
             if window.share(nbytes) < _LEAST_SHARE:
@@ -82,6 +83,27 @@ class MadeAheadRule(WasteRule[MadeAhead]):
         why = f"{format_bytes(match.nbytes)} are made before {loop}: {how} instead of appending it."
         place = case.place_at(ahead.place.program.filename, ahead.place.line)
         yield Advice("yield_items", why, place or case.site)
+
+
+def _wait_for(window: Window, loop: Place) -> Bools:
+    """Per lifetime: whether it was there when the loop ran next, as what a list holds is.
+
+    What the making of an item needs besides is gone by then.
+    """
+    statement, filename = loop.statement, loop.program.filename
+    lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+    tables = window.trace.tables
+    inside = {
+        row
+        for row, frame in enumerate(tables.frames)
+        if frame.filename == filename and frame.line in lines
+    }
+    through = np.array([not inside.isdisjoint(stack) for stack in tables.stacks])
+    runs = np.flatnonzero(through[window.trace.events.stack])
+    at = np.searchsorted(runs, window.lives.alloc)
+    next_run = np.append(runs, window.events)[np.minimum(at, len(runs))]
+    waiting: Bools = (window.lives.free > next_run) & (at < len(runs))
+    return waiting
 
 
 def _all_but_one(window: Window, rows: Ints) -> Ints:
