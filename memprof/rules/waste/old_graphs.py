@@ -88,7 +88,12 @@ class OldGraphs(WasteRule[OldGraph]):
         return f"are activations of {_earlier_steps(match)} whose graphs are still held"
 
     def is_meant(self, holders: Sequence[Holder], window: Window) -> bool:
-        """Whether a backward pass goes on through what is stored, as one over several steps."""
+        """Whether a backward pass goes on through what is stored, as one over several steps.
+
+        Where such graphs were let go of, and none in a backward pass, none did.
+        """
+        if _went_unlearned(window):
+            return False
         with_graphs = _with_graphs(holders)
         places = (
             place_of(Frame("", one.filename, one.line)) for one in with_graphs if one.filename
@@ -102,7 +107,8 @@ class OldGraphs(WasteRule[OldGraph]):
         """
         of_holders = map(case.place_of, _with_graphs(case.finding.holders))
         places = [place for place in of_holders if place is not None]
-        if _goes_on(places, case.everywhere):
+        is_over = case.window is not None and _went_unlearned(case.window)
+        if not is_over and _goes_on(places, case.everywhere):
             return
         context = stored_attribute(case)
         if context is not None:
@@ -141,7 +147,8 @@ def _unbuilt(
         return
     is_kept_by_several = len(several) >= _FEWEST_KEEPING
     patch = under_no_grad(case)
-    is_needless = patch or is_unlearned(case)
+    is_over = case.window is not None and _went_unlearned(case.window)
+    is_needless = patch or is_unlearned(case) or (is_kept_by_several and is_over)
     if is_needless or (is_kept_by_several and _are_never_learned(case, several)):
         kept_at = f"{_lines(several)} keep them, and no" if is_kept_by_several else "no"
         yield Advice(
@@ -309,6 +316,15 @@ def _is_awaited(window: Window, mask: Bools) -> bool:
     freed = mask & (window.lives.free < window.events)
     by_backward = freed & (phase_of_free == Phase.BACKWARD)
     return window.bytes_of(by_backward) > _MOSTLY * window.bytes_of(freed)
+
+
+def _went_unlearned(window: Window) -> bool:
+    """Whether most of what graphs of earlier steps kept is gone, and no backward pass freed it."""
+    rows = np.flatnonzero(outlive_steps(window) & (window.category == Category.ACTIVATION))
+    gone = rows[window.lives.free[rows] < window.events]
+    freed_in = np.append(window.phase_of_event, Phase.UNKNOWN)[window.lives.free[gone]]
+    is_learned = bool((freed_in == Phase.BACKWARD).any())
+    return len(gone) > _MOSTLY * len(rows) and not is_learned and not _retains(window)
 
 
 def _goes_on(places: Sequence[Place], programs: Sequence[Program]) -> bool:

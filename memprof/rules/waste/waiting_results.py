@@ -11,7 +11,7 @@ from memprof.rules.case import Case
 from memprof.rules.results_read import Fate, calling_frame, fates, reads_outside_torch
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.program import place_of, with_imported
-from memprof.trace import Frame
+from memprof.trace import Category, Frame
 from memprof.units import format_bytes
 from memprof.views.peak_without import Cuts
 from memprof.views.window import Ints, Window
@@ -49,6 +49,7 @@ class WaitingResultsRule(WasteRule[WaitingResults]):
         lives = window.lives
         for fate in fates(window):
             of_stack = (lives.stack == fate.stack) & np.isin(lives.requested, fate.sizes)
+            of_stack &= window.category != Category.ACTIVATION  # it is there for a graph
             own = np.flatnonzero(of_stack & ~window.has_owner)
             there = own[window.at_peak[own]]
             nbytes = int(lives.size[there].sum())
