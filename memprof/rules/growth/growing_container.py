@@ -141,8 +141,9 @@ def _as_it_comes(cause: GrownContainer, case: Case, why: str) -> Iterator[Advice
 
 def _has_whole_states(cause: GrownContainer, case: Case) -> bool:
     """Whether what fills it is a model's ``state_dict()``, where PEFT has put adapters into one."""
-    value = cause.container.filling.values[-1]
-    if not calls_in(value, "state_dict") or case.window is None:
+    made_by: list[ast.AST] = [cause.container.filling.values[-1]]
+    made_by += [case.site.statement] if case.site is not None else []
+    if case.window is None or not any(calls_in(one, "state_dict") for one in made_by):
         return False
     return any(_ADAPTERS in name for name in case.window.owners.module.names)
 
