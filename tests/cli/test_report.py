@@ -288,7 +288,7 @@ def test_json_has_the_findings_as_leaks_has_them(
     found = figures(capsys)["findings"]
     run_main("leaks", of_cpu, "--json")
     assert found == figures(capsys)["findings"]
-    assert [one["rule"] for one in found] == ["held-gradients", "activations"]
+    assert [one["rule"] for one in found] == ["activations", "held-gradients"]
     assert all(one["minor"] for one in found)
 
 

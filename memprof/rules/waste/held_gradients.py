@@ -12,6 +12,7 @@ from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idioms import keyword
 from memprof.source_code.patch import diff, without_keyword
+from memprof.source_code.program import calls_in
 from memprof.trace import Category, Phase
 from memprof.units import format_bytes
 from memprof.views.peak_without import Cuts
@@ -118,9 +119,19 @@ def _of_the_step_before(window: Window) -> Iterator[GradientsInTheWay]:
         rows=survivors,
         nbytes=nbytes,
         saving=window.replayed(cuts),
-        tentative=window.share(nbytes) < _LEAST_SHARE,
+        tentative=window.share(nbytes) < _LEAST_SHARE and not _are_filled(window),
         across_steps=True,
     )
+
+
+def _are_filled(window: Window) -> bool:
+    """Whether the program asks for gradients to be filled with zeros: ``set_to_none=False``."""
+    given = (
+        keyword(call, "set_to_none")
+        for program in window.programs
+        for call in calls_in(program.tree, "zero_grad")
+    )
+    return any(isinstance(one, ast.Constant) and one.value is False for one in given)
 
 
 def _of_the_same_step(window: Window) -> Iterator[GradientsInTheWay]:
