@@ -12,7 +12,7 @@ from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.lists_ahead import ListAhead, list_ahead
 from memprof.source_code.program import Place, place_of
-from memprof.trace import EMPTY
+from memprof.trace import EMPTY, Category
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Ints, Window
 
@@ -37,7 +37,7 @@ class MadeAheadRule(WasteRule[MadeAhead]):
     name = "made-ahead"
     summary = "all items of a list are made before a loop goes through it, once"
     fixes = ("yield_items",)
-    yields_to = ("reduced-later", "waiting-results")
+    yields_to = ("reduced-later", "waiting-results", "late-backward", "evaluation-graph")
 
     def matches(self, window: Window) -> Iterator[MadeAhead]:
         """Tensors at the peak that a loop made for such a list."""
@@ -45,6 +45,7 @@ class MadeAheadRule(WasteRule[MadeAhead]):
             return
         lives = window.lives
         there = window.at_peak & ~window.has_owner & (lives.stack != EMPTY)
+        there &= window.category != Category.ACTIVATION  # it is there for a graph
         stacks, counts = np.unique(lives.stack[there], return_counts=True)
         found: dict[tuple[str, int], list[int]] = defaultdict(list)
         lists: dict[tuple[str, int], ListAhead] = {}
