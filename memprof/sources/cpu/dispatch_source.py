@@ -491,7 +491,7 @@ class CpuSource(Listener):
                 elif kind not in _NO_TENSORS:
                     self._note_results(out, frame_here(0).f_back, func, args, own)
                 if followed:
-                    see(func, args, out, frame_here(0).f_back)
+                    see(func, args, kwargs, out, frame_here(0).f_back)
                 if self._at_loss and own:
                     over = self._mark_inputs(args)
             except guarded_errors() as error:  # the job goes on whatever happens here
@@ -591,9 +591,10 @@ class CpuSource(Listener):
             self._kept_results.add(new)
         return new
 
-    def _see_kept(self, func: Any, args: Any, out: Any, frame: Any) -> None:
+    def _see_kept(self, func: Any, args: Any, kwargs: Any, out: Any, frame: Any) -> None:
         try:
-            self._kept_results.see(func, args, out, frame)
+            given = (*args, *kwargs.values()) if kwargs else args
+            self._kept_results.see(func, given, out, frame)
         except BaseException:
             self._kept_results.clear()  # of what was missed nothing is said
             raise

@@ -47,6 +47,8 @@ _REDUCING = frozenset(
     )
 )
 """Operators that compute little of all that they are given."""
+_ORDERING = frozenset(("median", "std", "std_mean", "topk", "unique_dim", "var", "var_mean"))
+"""Those of them that give no number of several results which the numbers of each would tell."""
 _PASSING_ON = frozenset(
     (
         *("_log_softmax", "_softmax", "_to_copy", "clone", "constant_pad_nd", "contiguous"),
@@ -63,23 +65,29 @@ _COPYING, _PICKING = "copy_", "gather"
 class _Kind(IntEnum):
     """What an operator does with what it is given."""
 
-    NEEDING, REDUCING, PASSING_ON, JOINING, COPYING, PICKING, WRITING = range(7)
+    NEEDING, REDUCING, ORDERING, PASSING_ON, JOINING, COPYING, PICKING, WRITING = range(8)
+
+
+_OF_LESS = (_Kind.REDUCING, _Kind.ORDERING)
 
 
 class _Node:
     """A result that is kept, or what was computed of one."""
 
     __slots__ = (
-        "below", "is_needed", "is_one_of_many", "level", "readers", "reads", "reduced", "reference",
-        "since", "values"
+        "below", "call", "is_joined", "is_needed", "is_one_of_many", "level", "readers", "reads",
+        "reduced", "reference", "since", "values"
     )  # fmt: skip
 
-    def __init__(self, reference: StorageReference, values: int, above: _Node | None) -> None:
+    def __init__(self, reference: StorageReference, values: int, call: int) -> None:
         self.reference = reference
         self.values = values
-        self.level: int = above.level + 1 if above is not None else 0
-        self.since: int = above.since if above is not None else reference.serial
-        """The serial of the result that is kept: what has a later one was made later."""
+        self.level = 0
+        """Results that it was computed of, one of the other."""
+        self.call = call
+        """The call of a model by which the result that is kept was there, …"""
+        self.since: int = reference.serial
+        """… and its serial: of those that were joined the first one's."""
         self.below: list[_Node] = []
         """What was computed of it with as many values."""
         self.reduced = 0.0
@@ -88,15 +96,28 @@ class _Node:
         """By operators that reduced it."""
         self.is_needed = False
         """An operator was given it that needs all of it, or it outlived calls itself."""
+        self.is_joined = False
+        """Several are in it, one after the other along the first dimension."""
         self.readers: list[int] = []
         """Stacks of what reduced it."""
         self.is_one_of_many = False
         """Its line made others before the next call: the first of them may wait for none."""
 
+    def with_all_below(self) -> Iterator[tuple[_Node, float]]:
+        """It and all that was computed of it, each once, with its share of that: 1 and less."""
+        known, waiting = {id(self)}, [(self, 1.0)]
+        while waiting:
+            one, share = waiting.pop()
+            yield one, share
+            for below in one.below:
+                if id(below) not in known:
+                    known.add(id(below))
+                    waiting.append((below, share * min(1.0, one.values / max(1, below.values))))
+
     @property
     def is_over(self) -> bool:
         """Whether it has died, and all that was computed of it."""
-        return self.reference() is None and all(one.is_over for one in self.below)
+        return all(one.reference() is None for one, _ in self.with_all_below())
 
 
 class KeptResultsWatch:
@@ -121,6 +142,7 @@ class KeptResultsWatch:
         """Results since the last call of a model; to be added to by `add`."""
         self._kept: list[_Node] = []
         self._young: deque[list[StorageReference]] = deque()
+        self._calls = 0
         self._kinds: dict[Any, _Kind] = {}
 
     def add(self, reference: StorageReference) -> None:
@@ -130,6 +152,7 @@ class KeptResultsWatch:
 
     def call_begins(self) -> None:
         """A model is called from outside all others."""
+        self._calls += 1
         self._young.append(self.fresh)
         self.fresh = []
         if len(self._young) <= _CALLS:
@@ -143,7 +166,7 @@ class KeptResultsWatch:
             if known is not None:
                 self._need(known)  # what was computed of a kept result is kept as well
             elif len(self.nodes) < _MOST_NODES:
-                node = self.nodes[reference.key] = _Node(reference, 0, None)
+                node = self.nodes[reference.key] = _Node(reference, 0, self._calls)
                 node.is_one_of_many = made[reference.stack, reference.size] > 1
                 self._kept.append(node)
 
@@ -167,9 +190,12 @@ class KeptResultsWatch:
         node.below.clear()
         self.nodes.pop(node.reference.key, None)
 
-    def see(self, func: Any, args: Any, out: Any, frame: Any) -> None:
-        """Note what an operator that ``frame`` called has computed of what is followed."""
-        given = list(_tensors(args))
+    def see(self, func: Any, given: Any, out: Any, frame: Any) -> None:
+        """Note what an operator that ``frame`` called has computed of what is followed.
+
+        ``given`` has its arguments, in sequences within one another.
+        """
+        given = list(_tensors(given))
         nodes = [self._node_of(one.untyped_storage()._cdata) for one in given]
         if not any(nodes):
             return
@@ -203,12 +229,18 @@ class KeptResultsWatch:
             index = given[-1]
             picks_one = index is not tensor and index.dim() and index.shape[-1] == 1
             kind = _Kind.REDUCING if picks_one else _Kind.NEEDING
-        elif kind is not _Kind.JOINING and self._is_compared(node, tensor, given):
+        elif kind is _Kind.JOINING:
+            kind = kind if _is_joined_first(given, results) else _Kind.NEEDING
+        elif self._is_compared(node, tensor, given):
             kind = _Kind.NEEDING
         most = max((one.numel() for one in results), default=0)
         if kind is _Kind.NEEDING:
             self._need(node)
-        elif kind is _Kind.REDUCING and most < _HALF * tensor.numel():
+        elif kind in _OF_LESS and most < _HALF * tensor.numel():
+            may_add_up = kind is _Kind.REDUCING
+            if node.is_joined and not _is_of_each(tensor, results, may_add_up=may_add_up):
+                self._need(node)
+                return
             node.reads += 1
             node.reduced += sum(one.numel() * one.element_size() for one in results)
             if len(node.readers) < _MOST_READERS:
@@ -217,28 +249,37 @@ class KeptResultsWatch:
         else:
             for one in results:
                 if one.numel() >= _HALF * tensor.numel():
-                    self._follow(node, one)
+                    self._follow(node, one, is_joined=kind is _Kind.JOINING)
 
-    def _follow(self, node: _Node, result: Any) -> None:
+    def _follow(self, node: _Node, result: Any, *, is_joined: bool) -> None:
         key = result.untyped_storage()._cdata
         below, reference = self._node_of(key), self._references.get(key)
         has_room = len(self.nodes) < _MOST_NODES and len(node.below) < _MOST_BELOW
         if below is None and reference is not None and has_room and node.level < _LEVELS:
-            below = self.nodes[key] = _Node(reference, result.numel(), node)
-        if below is None or (below.level <= node.level and below is not node):
+            below = self.nodes[key] = _Node(reference, result.numel(), node.call)
+            below.since, below.level = node.since, node.level + 1
+        if below is None:
             self._need(node)  # what is computed of it is not followed
         elif below is not node and all(one is not below for one in node.below):
-            below.since = min(below.since, node.since)
+            below.since, below.call = min(below.since, node.since), min(below.call, node.call)
+            below.is_joined |= is_joined or node.is_joined
             node.below.append(below)
 
     def _is_compared(self, node: _Node, tensor: Any, given: list[Any]) -> bool:
-        """Whether an operator is given something else that is as large and was made later."""
+        """Whether an operator is given something else that is as large and was made later.
+
+        What a later call's results are compared with has to wait for them.
+        """
         for other in given:
             key = other.untyped_storage()._cdata
-            if other is tensor or key in self.nodes or other.numel() < _HALF * tensor.numel():
+            if other is tensor or other.numel() < _HALF * tensor.numel():
                 continue
-            reference = self._references.get(key)
-            if reference is None or reference.serial > node.since:
+            known, reference = self._node_of(key), self._references.get(key)
+            if known is not None:
+                is_later = known.call > node.call
+            else:
+                is_later = reference is None or reference.serial > node.since
+            if is_later:
                 return True
         return False
 
@@ -287,10 +328,9 @@ class _Row:
     def add(self, node: _Node) -> None:
         """One more, which is over."""
         self.count += 1
-        reads, waiting = 0, [(node, 1.0)]
+        reads = 0
         is_needed = node.is_one_of_many and not node.reads and not node.below
-        while waiting:
-            one, share = waiting.pop()
+        for one, share in node.with_all_below():
             is_needed |= one.is_needed
             reads += one.reads
             self.reduced += share * one.reduced
@@ -298,9 +338,29 @@ class _Row:
             stack = one.reference.stack
             if one is not node and stack not in self.computed and stack != EMPTY:
                 self.computed.append(stack)
-            waiting += [(b, share * min(1.0, one.values / max(1, b.values))) for b in one.below]
         self.needed += is_needed
         self.unread += not is_needed and not reads
+
+
+def _is_joined_first(given: list[Any], results: list[Any]) -> bool:
+    """Whether tensors were joined along the first dimension, or a new one before it."""
+    (joined,) = results
+    if joined.dim() > given[0].dim():
+        return bool(joined.shape[0] == len(given))
+    return bool(joined.dim()) and joined.shape[0] == sum(one.shape[0] for one in given if one.dim())
+
+
+def _is_of_each(tensor: Any, results: list[Any], *, may_add_up: bool) -> bool:
+    """Whether what joined results are reduced to tells each of them apart, or adds them up.
+
+    A median over several needs all of them at once; their mean value by value is a running total,
+    which the rule `reduced-later` tells by the source.
+    """
+    return all(
+        (may_add_up and one.numel() == 1)
+        or (one.dim() > 0 and one.numel() > 1 and one.shape[0] == tensor.shape[0])
+        for one in results
+    )
 
 
 def _kind(func: Any) -> _Kind:
@@ -314,7 +374,7 @@ def _kind(func: Any) -> _Kind:
     if name == _PICKING:
         return _Kind.PICKING
     if name in _REDUCING:
-        return _Kind.REDUCING
+        return _Kind.ORDERING if name in _ORDERING else _Kind.REDUCING
     if name in _JOINING:
         return _Kind.JOINING
     is_pointwise = torch.Tag.pointwise in getattr(func, "tags", ())

@@ -74,8 +74,9 @@ KEPT = CALLS - 4
         (by_rows(lambda one: (one[:, 0] > 0).any()), 1),
         (joined(lambda one: one.argmax(-1)), ROWS * 8),
         (joined(lambda one: (one.sigmoid() > 0.5).sum(-1)), ROWS * 8),
+        (by_rows(lambda one: -(one.softmax(-1) * one.softmax(-1).log()).sum(-1)), ROWS * 4),
     ],
-    ids=["argmax", "two", "loss", "picked", "part", "joined", "computed"],
+    ids=["argmax", "two", "loss", "picked", "part", "joined", "computed", "entropy"],
 )
 def test_what_is_only_reduced_is_told_by_what_remains(read, bytes_of_each, tmp_path):
     figures, lines = fate_of(read, tmp_path)
@@ -92,8 +93,17 @@ def test_what_is_only_reduced_is_told_by_what_remains(read, bytes_of_each, tmp_p
         by_rows(lambda one: F.mse_loss(torch.randn(ROWS, CLASSES), one)),
         by_rows(lambda one: one.mul_(2).mean()),
         joined(lambda one: one @ WEIGHTS),
+        lambda results: torch.stack(results).median(0),
+        lambda results: torch.stack(results).mean(0),
+        lambda results: torch.cat(results, dim=1).argmax(1),
+        joined(lambda one: one.median()),
+        lambda results: [(a - b).abs().mean() for a in results for b in results],
+        lambda results: [torch.add(input=one, other=results[-1]).mean() for one in results],
     ],
-    ids=["product", "selected", "compared", "loss", "written", "joined"],
+    ids=[
+        *("product", "selected", "compared", "loss", "written", "joined", "median over several"),
+        *("mean over several", "side by side", "median of all", "pairs", "by keyword"),
+    ],
 )
 def test_what_may_be_needed_whole_is_told_apart(read, tmp_path):
     figures, _ = fate_of(read, tmp_path)
