@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
 import msgspec
 import numpy as np
@@ -28,6 +29,7 @@ from memprof.records import (
     Interim,
     KeptResults,
     LabelledRows,
+    LargeValues,
     Note,
     Owners,
     PaddedBatches,
@@ -175,6 +177,7 @@ class _Assembly:
         self._doubles: list[DoubleResults] = []
         self._labelled: list[LabelledRows] = []
         self._kept_results: list[KeptResults] = []
+        self._large_values: list[LargeValues] = []
         self._unmoved = UnmovedParameters()
         self._padded: PaddedBatches | None = None
         self._graph_inputs: GraphInputs | None = None
@@ -197,6 +200,7 @@ class _Assembly:
             DoubleResults: self._add_doubles,
             LabelledRows: self._add_labelled,
             KeptResults: self._add_kept_results,
+            LargeValues: self._add_large_values,
             UnmovedParameters: self._add_unmoved,
             PaddedBatches: self._add_padded,
             GraphInputs: self._add_graph_inputs,
@@ -369,6 +373,24 @@ class _Assembly:
             raise ValueError("a number of results is impossible")
         self._kept_results.append(record)
 
+    def _add_large_values(self, record: LargeValues) -> None:
+        counts = (record.size, record.count, record.looks, record.settled, record.one_hot)
+        places = (record.repeats, record.same, record.used, record.ones, record.distinct)
+        shares = (record.filled, record.mean_used)
+        columns = (*counts, *places, *shares, record.shape, record.dim)
+        if any(len(column) != len(record.stack) for column in columns):
+            raise ValueError("its columns differ in length")
+        for stack in record.stack:
+            _check_index("stack", stack, len(self._stacks))
+        if any(
+            not 0 <= number < inf for column in (*counts, *places, *shares) for number in column
+        ):
+            raise ValueError("a number of values is impossible")
+        for shape, dim in zip(record.shape, record.dim, strict=True):
+            if any(extent < 0 for extent in shape) or not -1 <= dim < len(shape):
+                raise ValueError("a dimension is impossible")
+        self._large_values.append(record)
+
     def _add_unmoved(self, record: UnmovedParameters) -> None:
         self._unmoved = record
 
@@ -454,6 +476,7 @@ class _Assembly:
             doubles=tuple(self._doubles),
             labelled=tuple(self._labelled),
             kept_results=tuple(self._kept_results),
+            large_values=tuple(self._large_values),
             unmoved=frozenset(self._unmoved.modules),
             padded=self._padded,
             graph_inputs=self._graph_inputs,

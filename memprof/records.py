@@ -26,6 +26,7 @@ __all__ = [
     "Interim",
     "KeptResults",
     "LabelledRows",
+    "LargeValues",
     "Note",
     "Owners",
     "PaddedBatches",
@@ -44,7 +45,7 @@ __all__ = [
     "is_out_of_memory",
 ]
 
-SCHEMA_VERSION = (1, 11)
+SCHEMA_VERSION = (1, 12)
 """(major, minor). A reader refuses a newer major version and ignores what a newer minor adds.
 
 What a field meant in an older version is brought to its present meaning by `older_schema`.
@@ -70,6 +71,7 @@ History:
     1.10 `labelled_rows`: how many of the rows that it is given a loss counts (2026-11)
     1.11 `graph_inputs`: which calls of models were given what takes a gradient; `kept_results`:
          what was read of results that outlived calls of models (2026-11)
+    1.12 `large_values`: how much of large tensors is zero, or the same again (2026-11)
 """
 
 
@@ -397,6 +399,50 @@ class KeptResults(
     """Stacks of what was computed of them value by value, or joined of them, a few."""
 
 
+class LargeValues(
+    msgspec.Struct, frozen=True, tag_field="kind", tag="large_values", omit_defaults=True
+):
+    """What large tensors are full of, as columns of equal length, by samples of their values.
+
+    Known where a dispatch mode records (``recorder`` is ``operators``), of tensors of 64 KiB and
+    more that made a twentieth of the bytes in use with others of their stack and size, as they were
+    at the last look; of the first few of those. One is written at a window's end.
+    """
+
+    device: str
+    stack: list[int] = []
+    """Where tensors of one size were made."""
+    size: list[int] = []
+    """Bytes of one."""
+    count: list[int] = []
+    """Tensors of that stack and size that were looked at; the other figures are of all of them."""
+    looks: list[int] = []
+    """The fewest looks at one."""
+    filled: list[float] = []
+    """Share of the values that are not zero, the most of one."""
+    settled: list[int] = []
+    """Those that were hardly fuller at their last look than when half the steps were over."""
+    distinct: list[int] = []
+    """Different values that are not zero, as far as they were read, the most of one; 0: more than a
+    byte can tell apart, or of one too few were read."""
+    ones: list[int] = []
+    """Those of which the values that are not zero are the same one."""
+    one_hot: list[int] = []
+    """Those that have one of these in each row of the last dimension."""
+    repeats: list[int] = []
+    """How often the same values are there along dimensions, the fewest of one; 1: they are not."""
+    same: list[int] = []
+    """The most tensors of that size, of whatever stack, that had the same values at once."""
+    shape: list[list[int]] = []
+    """Lengths of the dimensions, of the first."""
+    dim: list[int] = []
+    """The dimension along which values come first and only zeros after them; -1 without one."""
+    used: list[int] = []
+    """Places along it that are filled, the most of any line."""
+    mean_used: list[float] = []
+    """And of a line on average."""
+
+
 class UnmovedParameters(
     msgspec.Struct, frozen=True, tag_field="kind", tag="unmoved_parameters", omit_defaults=True
 ):
@@ -614,6 +660,7 @@ Record = (
     | DoubleResults
     | LabelledRows
     | KeptResults
+    | LargeValues
     | UnmovedParameters
     | PaddedBatches
     | GraphInputs

@@ -18,6 +18,7 @@ from memprof.records import (
     Header,
     KeptResults,
     LabelledRows,
+    LargeValues,
     Note,
     PaddedBatches,
     WindowRecord,
@@ -102,6 +103,8 @@ class Run:
     """How many of the rows that they are given losses count."""
     kept_results: Sequence[KeptResults] = ()
     """What was read of results that outlived calls of models."""
+    large_values: Sequence[LargeValues] = ()
+    """What large tensors are full of."""
     unmoved: frozenset[str] = frozenset()
     """Paths of the modules that no step of an optimizer changes, as its rate for them is 0."""
     padded: PaddedBatches | None = None

@@ -16,6 +16,7 @@ from memprof.records import (
     GraphInputs,
     KeptResults,
     LabelledRows,
+    LargeValues,
     PaddedBatches,
     Site,
 )
@@ -71,6 +72,8 @@ class Window:
     """How many of the rows that they are given losses count there, where that was recorded."""
     kept_results: tuple[KeptResults, ...] = ()
     """What was read of results that outlived calls of models, where that was recorded."""
+    large_values: tuple[LargeValues, ...] = ()
+    """What large tensors of its device are full of, where that was recorded."""
 
     searches: tuple[Finding, ...] = ()
     """What searches in the job found of who holds tensors of its device."""
@@ -112,6 +115,9 @@ class Window:
             doubles=doubles,
             labelled=tuple(one for one in run.labelled if one.device == device) if run else (),
             kept_results=tuple(one for one in run.kept_results if one.device == device)
+            if run
+            else (),
+            large_values=tuple(one for one in run.large_values if one.device == device)
             if run
             else (),
             searches=tuple(

@@ -12,6 +12,7 @@ from memprof.rules.case import Case
 from memprof.rules.large_tensor import made_by_its_statement
 from memprof.rules.lifespan import stays_near_peak
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.rules.values_read import values_by_stack_and_size
 from memprof.source_code.idioms import keyword
 from memprof.source_code.program import (
     Place,
@@ -22,6 +23,7 @@ from memprof.source_code.program import (
 )
 from memprof.source_code.values import values_of
 from memprof.source_code.verbs import JOINING
+from memprof.trace import EMPTY, Category
 from memprof.units import format_bytes
 from memprof.views.peak_without import Cuts, Saving
 from memprof.views.window import Ints, Window
@@ -49,6 +51,10 @@ class Bytes(Match):
     place: Place | None = None
     when_read: bool = False
     """They are kept as they are, and divided as they are read."""
+    distinct: int = 0
+    """Different values, by samples of them; 0 where the source tells that they are bytes."""
+    item_bytes: int = 0
+    """Bytes of one of those."""
 
 
 class BytesAsFloats(WasteRule[Bytes]):
@@ -57,6 +63,7 @@ class BytesAsFloats(WasteRule[Bytes]):
     name = "bytes-as-floats"
     summary = "values of 0 to 255 are kept in a floating type"
     fixes = ("keep_bytes",)
+    yields_to = ("mostly-zeros", "same-values")
 
     def matches(self, window: Window) -> Iterator[Bytes]:
         """What stays over the steps and is filled with, or made of, a quotient by 255.
@@ -87,6 +94,9 @@ class BytesAsFloats(WasteRule[Bytes]):
             parts.append(np.flatnonzero(of_site))
             largest.append(row)
         if of_first is None:
+            match = _of_few_values(window)
+            if match is not None:
+                yield match
             return
         rows = np.concatenate(parts)
         yield Bytes(
@@ -100,14 +110,24 @@ class BytesAsFloats(WasteRule[Bytes]):
 
     def title(self, match: Bytes) -> str:
         """Say what they are kept as."""
+        if match.distinct:
+            return f"have {match.distinct} different values, in {match.item_bytes} bytes each"
         kept_as = "floats" if match.when_read else "fractions"
         return f"are bytes that are kept as {kept_as}, in four times the memory"
 
     def advice(self, match: Bytes, case: Case) -> Iterator[Advice]:
         """Keep the bytes, and divide a batch when it is used."""
+        nbytes = format_bytes(match.nbytes)
+        if match.distinct:
+            why = (
+                f"{nbytes} have no more than {match.distinct} different values, by a sample, each "
+                f"in {match.item_bytes} bytes: a byte tells them apart. Keep them as `torch.uint8`,"
+                " and convert each batch when it is used."
+            )
+            yield Advice("keep_bytes", why, case.site, remains=1 / match.item_bytes)
+            return
         place = match.place
         assert place is not None
-        nbytes = format_bytes(match.nbytes)
         why = (
             f"{nbytes} of float32 hold what was divided by 255: kept as `torch.uint8` it takes a "
             "quarter. Divide each batch when it is used."
@@ -120,6 +140,30 @@ class BytesAsFloats(WasteRule[Bytes]):
             place = case.site or place
         site = case.place_at(place.program.filename, place.line)
         yield Advice("keep_bytes", why, site or case.site)
+
+
+def _of_few_values(window: Window) -> Bytes | None:
+    """What stays over the steps and has so few different values that bytes do."""
+    mask = stays_near_peak(window) & window.at_peak & (window.category != Category.ACTIVATION)
+    mask &= window.lives.stack != EMPTY
+    few = np.zeros(len(window.lives), dtype=bool)
+    known = values_by_stack_and_size(window)
+    for (stack, size), values in known.items():
+        if values.distinct and values.item_bytes >= _FLOAT:
+            few |= (window.lives.stack == stack) & (window.lives.requested == size)
+    if window.share(window.bytes_of(few & mask)) < _LEAST_SHARE:
+        return None
+    row = window.main_site(few & mask)
+    values = known[int(window.lives.stack[row]), int(window.lives.requested[row])]
+    rows = np.flatnonzero(few & mask)
+    return Bytes(
+        row=row,
+        rows=rows,
+        nbytes=int(window.lives.size[rows].sum()),
+        saving=window.replayed(window.whole(rows)),
+        distinct=values.distinct + (values.filled < 1),
+        item_bytes=values.item_bytes,
+    )
 
 
 def _saving(window: Window, rows: Ints, largest: list[int]) -> Saving:

@@ -19,11 +19,10 @@ from memprof.rules.rule import EVERY_OTHER, Advice, Match, WasteRule
 from memprof.source_code.program import (
     Place,
     Program,
-    bound_names,
     calls_in,
-    loaded_names,
     place_of,
 )
+from memprof.source_code.size_statement import size_statement
 from memprof.units import format_bytes
 from memprof.views.window import Window
 
@@ -74,7 +73,7 @@ class LargeBuffer(WasteRule[SlicedBuffer]):
             "right_size",
             f"The buffer takes {format_bytes(match.nbytes)}, and forward reads a slice of it: "
             "make it as long as the longest input, or grow it when one is longer.",
-            _size_statement(case.site) or case.site,
+            size_statement(case.site) or case.site,
         )
 
 
@@ -94,25 +93,6 @@ def _reads_slice(programs: Sequence[Program], place: Place) -> bool:
         for program in programs
         for node in ast.walk(program.tree)
     )
-
-
-def _size_statement(place: Place | None) -> Place | None:
-    """The statement that sets the size: followed back through the names of the same function."""
-    if place is None:
-        return None
-    names = loaded_names(place.statement)
-    setting: Place | None = None
-    statements = [
-        n for n in ast.walk(place.scope) if isinstance(n, ast.Assign) and n.lineno <= place.line
-    ]
-    for statement in sorted(statements, key=lambda n: -n.lineno):
-        targets = {t.id for t in bound_names(statement) if isinstance(t, ast.Name)}
-        if not targets & names:
-            continue
-        names |= loaded_names(statement.value)
-        if not any(isinstance(n, ast.Call) for n in ast.walk(statement.value)):
-            setting = place.program.place(statement)
-    return setting
 
 
 RULE = LargeBuffer()

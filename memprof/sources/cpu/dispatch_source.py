@@ -12,7 +12,7 @@ from typing import Any
 
 from memprof.cpython.signal_errors import guarded_errors, is_of_signal
 from memprof.cpython.thread_clock import thread_ns
-from memprof.records import DeviceInfo, DoubleResults, KeptResults, LabelledRows
+from memprof.records import DeviceInfo, DoubleResults, KeptResults, LabelledRows, LargeValues
 from memprof.sources.cpu.dispatch_mode import (
     LEFT_ON_NOTE,
     Watch,
@@ -27,6 +27,7 @@ from memprof.sources.cpu.event_batch import Batch
 from memprof.sources.cpu.find_storages import StorageSearch, cpu_storages, objects_with_tensors
 from memprof.sources.cpu.kept_results import KeptResultsWatch
 from memprof.sources.cpu.labelled_rows import LabelledRowsWatch, likelihoods
+from memprof.sources.cpu.large_values import LEAST_BYTES, LargeValuesWatch
 from memprof.sources.cpu.live_storages import ROW, LiveStorages, LivingStorages, StorageReference
 from memprof.sources.cpu.other_threads import OtherThreads
 from memprof.sources.cpu.sampled_time import SampledTime
@@ -132,6 +133,7 @@ class CpuSource(Listener):
         self._doubles = DoublePrecisionWatch(self._live.references)
         self._labelled = LabelledRowsWatch(self._live.references)
         self._kept_results = KeptResultsWatch(self._live.references, self._stack_at)
+        self._large_values = LargeValuesWatch(self._live)
         self._likelihoods: frozenset[int] = frozenset()
         self.on_full: Callable[[], None] | None = None
         """Called within an operator when many events wait, or have waited for long."""
@@ -183,6 +185,7 @@ class CpuSource(Listener):
             total = self._total
             return [Counters(device=_DEVICE, allocated=total, active=total, requested=total)]
         self._at_leisure(self._keep_up)
+        self._guard.each(self._large_values.reach, (self._loop_watch.step,))
         live = self._live
         peak, live.peak = live.peak, live.bytes
         return [
@@ -255,11 +258,12 @@ class CpuSource(Listener):
         counting_us, self._counting_us = self._counting_us, 0.0
         return self._operators.take_us() + counting_us
 
-    def observations(self) -> Sequence[DoubleResults | LabelledRows | KeptResults]:
+    def observations(self) -> Sequence[DoubleResults | LabelledRows | KeptResults | LargeValues]:
         """What is known beyond events since the last call."""
         return [
             *self._doubles.take(_DEVICE),
             *self._labelled.take(_DEVICE),
+            *self._large_values.take(_DEVICE),
             *(() if is_used() else self._kept_results.take(_DEVICE)),  # compiled code reads unseen
         ]
 
@@ -267,6 +271,8 @@ class CpuSource(Listener):
         """Stop; what is alive stays known until it dies."""
         if self._watch is None:
             return {}
+        if os.getpid() == self._pid and not self._aside:
+            self._guard.each(LargeValuesWatch.look, (self._large_values,))
         self._stop()
         if os.getpid() != self._pid:
             return {}
@@ -409,6 +415,7 @@ class CpuSource(Listener):
         self._origins = self._origins or OperatorOrigins()
         self._origins.start()
         self._kept_results.clear()
+        self._large_values.clear()
         self._live.record(True)
         self._live.peak = self._live.bytes
         self._since = next(self._live.serials)
@@ -452,6 +459,7 @@ class CpuSource(Listener):
         parts = self._origins.parts if own and self._origins is not None else frozenset()
         operators = self._operators
         doubles, wide = self._doubles, double_types()
+        large_values = self._large_values
         self._likelihoods = likelihoods()
         conversion = torch.ops.aten._to_copy.default
         followed, see = self._kept_results.nodes, self._see_kept
@@ -484,8 +492,11 @@ class CpuSource(Listener):
                     reference = reference_of(storage._cdata)
                     if (reference is None or reference.size != storage.nbytes()) and out.is_cpu:
                         new = note(storage, frame_here(0).f_back, func, args, own)
-                        if new is not None and (func is conversion or out.dtype in wide):
-                            doubles.see(args, out, new)
+                        if new is not None:
+                            if func is conversion or out.dtype in wide:
+                                doubles.see(args, out, new)
+                            if new.size >= LEAST_BYTES:
+                                large_values.add(new, out)
                     elif id(func) in parts:
                         self._note_part(frame_here(0).f_back, func, args)
                 elif kind not in _NO_TENSORS:

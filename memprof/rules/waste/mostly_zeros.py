@@ -1,0 +1,185 @@
+"""mostly-zeros: tensors that stay are zeros for the most part, by samples of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from memprof.rules.case import Case
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.rules.values_read import Values, rows_of, values_by_stack_and_size
+from memprof.source_code.size_statement import size_statement
+from memprof.trace import EMPTY, SURVIVOR_AGE, Category
+from memprof.units import format_bytes
+from memprof.views.window import Window
+
+__all__ = ["RULE"]
+
+_LEAST_SHARE = 0.15
+"""Of the peak."""
+_MOST_REMAINS = 0.5
+"""Of the bytes, after the change: else it is hardly worth it."""
+_FEWEST_PLACES = 16
+"""Along a dimension: a shorter one is no length that somebody chose."""
+_MOST_DIMENSIONS = 3
+"""Of what is kept by its indices: of images fewer bytes a value do, see `bytes-as-floats`."""
+_INDEX_BYTES = 8
+_IN_USE = frozenset(
+    (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE, Category.ACTIVATION)
+)
+"""What training computes with: that it is zero now does not mean that it stays so."""
+
+
+class _Pattern(Enum):
+    """How zeros lie among the other values."""
+
+    TAIL = "right_size"
+    """Behind a place along a dimension that no line reaches, …"""
+    PADDING = "pad_to_longest"
+    """… or behind each line's own."""
+    ONES = "class_indices"
+    """All others are the same value."""
+    SCATTERED = "sparse_matrix"
+
+
+_BY_INDICES = (_Pattern.ONES, _Pattern.SCATTERED)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MostlyZeros(Match):
+    """How the zeros lie, and how few other values there are."""
+
+    pattern: _Pattern = _Pattern.SCATTERED
+    values: Values | None = None
+    """Those of the tensor that stands for all."""
+    remains: float = 0.0
+    """Share of the bytes that the change leaves."""
+
+
+class MostlyZerosRule(WasteRule[MostlyZeros]):
+    """A cache for 2,048 positions of which 60 are used, a one-hot corpus, a dense adjacency."""
+
+    name = "mostly-zeros"
+    summary = "tensors that stay are zeros for the most part"
+    fixes = ("right_size", "pad_to_longest", "class_indices", "sparse_matrix")
+    yields_to = (
+        *("dense-adjacency", "dense-detour", "dense-edge-labels", "diagonal-matrix"),
+        *("kept-one-hot", "one-hot", "padded-corpus", "unread-buffer"),
+    )
+
+    def matches(self, window: Window) -> Iterator[MostlyZeros]:
+        """What is there at the peak, stays, and was as full when half the steps were over."""
+        lives = window.lives
+        known = values_by_stack_and_size(window)
+        kinds = {key: k for key, one in known.items() if (k := _kind(one)) is not None}
+        own = ~np.isin(window.category, tuple(_IN_USE))
+        rows = {key: rows_of(window, *key) & own for key in kinds}
+        lasting = window.stays | (window.freed_in - window.made_in > SURVIVOR_AGE)
+        settled = np.zeros(len(lives), bool)
+        for key in kinds:
+            if known[key].is_settled:
+                settled |= rows[key]
+        settled &= window.at_peak & lasting & (lives.stack != EMPTY)
+        if not settled.any():
+            return
+        main = window.main_site(settled)
+        main_key = int(lives.stack[main]), int(lives.requested[main])
+        pattern, remains = kinds[main_key]
+        every = np.zeros(len(lives), bool)
+        for key, (kind, _) in kinds.items():
+            if kind is not pattern:
+                continue
+            # Indices do for all of them, and for what they were made of; of others by their shape.
+            if pattern in _BY_INDICES or known[key].shape == known[main_key].shape:
+                every |= rows[key]
+            else:
+                every |= rows[key] & (window.site == window.site[main])
+        there = np.flatnonzero(every & window.at_peak)
+        nbytes = int(lives.size[there].sum())
+        if window.share(nbytes) < _LEAST_SHARE:
+            return
+        yield MostlyZeros(
+            row=main,
+            rows=there,
+            nbytes=nbytes,
+            saving=window.replayed(window.whole(np.flatnonzero(every))),
+            pattern=pattern,
+            values=known[main_key],
+            remains=remains,
+        )
+
+    def title(self, match: MostlyZeros) -> str:
+        """Say how the zeros lie."""
+        values = match.values
+        assert values is not None
+        if match.pattern is _Pattern.TAIL:
+            return f"are tensors of {values.extent:,} places of which {values.used:,} are filled"
+        if match.pattern is _Pattern.PADDING:
+            return (
+                f"are padded to {values.extent:,} places of which {values.mean_used:,.0f} are "
+                "filled on average"
+            )
+        return f"are zeros but for {_percent(values.filled)} of their values"
+
+    def advice(self, match: MostlyZeros, case: Case) -> Iterator[Advice]:
+        """Keep what is not zero."""
+        values = match.values
+        assert values is not None
+        nbytes = format_bytes(match.nbytes)
+        place = case.site
+        if match.pattern is _Pattern.TAIL:
+            why = (
+                f"{nbytes} are made for {values.extent:,} places along dimension {values.dim}, and "
+                f"{values.used:,} of them are ever filled: make them as long as what is put in, "
+                "and longer where that is not enough."
+            )
+            place = size_statement(place) or place
+        elif match.pattern is _Pattern.PADDING:
+            why = (
+                f"{nbytes} are padded along dimension {values.dim}: keep each entry as long as it "
+                "is, and pad those of a batch to the longest among them."
+            )
+        elif match.pattern is _Pattern.ONES:
+            why = (
+                f"Of {nbytes} all but {_percent(values.filled)} are zeros, and the others are the "
+                "same value: keep the indices of those, and make the rows of a batch of them."
+            )
+        else:
+            why = (
+                f"Of {nbytes} all but {_percent(values.filled)} are zeros: keep the others with "
+                "their indices, `torch.sparse_coo_tensor(indices, values, shape)`, and multiply by "
+                "that, or make the rows of a batch of it."
+            )
+        yield Advice(match.pattern.value, why, place, remains=match.remains)
+
+
+def _kind(values: Values) -> tuple[_Pattern, float] | None:
+    """How the zeros of a tensor lie, and the share of its bytes that the change leaves."""
+    extent, filled = values.extent, values.filled
+    if extent >= _FEWEST_PLACES and values.used <= _MOST_REMAINS * extent:
+        return _Pattern.TAIL, values.used / extent
+    is_mask = values.are_ones  # a triangle of ones is no padding
+    if extent >= _FEWEST_PLACES and not is_mask and values.mean_used <= _MOST_REMAINS * extent:
+        return _Pattern.PADDING, values.mean_used / extent
+    item_bytes = values.item_bytes
+    if not filled or not item_bytes or len(values.shape) > _MOST_DIMENSIONS:
+        return None  # nobody has begun to fill it, or they are images
+    if values.are_ones:
+        remains = filled * _INDEX_BYTES / item_bytes
+        kind = _Pattern.ONES
+    else:
+        remains = filled * (_INDEX_BYTES * min(2, len(values.shape)) + item_bytes) / item_bytes
+        kind = _Pattern.SCATTERED
+    if kind is _Pattern.ONES and values.shape == values.shape[::-1] and len(values.shape) > 1:
+        kind = _Pattern.SCATTERED  # pairs of the same things
+    return (kind, remains) if remains <= _MOST_REMAINS else None
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %" if share >= 0.001 else "less than 0.1 %"
+
+
+RULE = MostlyZerosRule()

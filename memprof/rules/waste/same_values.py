@@ -1,0 +1,134 @@
+"""same-values: several tensors have the same values, or one has them again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.rules.case import Case
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.rules.values_read import Values, rows_of, values_by_stack_and_size
+from memprof.trace import EMPTY, Category, Phase
+from memprof.units import format_bytes
+from memprof.views.window import Bools, Window
+
+__all__ = ["RULE"]
+
+_LEAST_SHARE = 0.15
+"""Of the peak, that is there again."""
+_FEWEST = 3
+"""Tensors of the same values: one copy is what many programs have."""
+_FEWEST_REPEATS = 3
+_TRAINED = frozenset((Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SameValues(Match):
+    """How often the same is there."""
+
+    times: int = 1
+    is_within: bool = False
+    """In one tensor, along its dimensions; else in several."""
+    shape: tuple[int, ...] = ()
+
+
+class SameValuesRule(WasteRule[SameValues]):
+    """A causal mask in each head of each layer; a mask that is repeated for each head."""
+
+    name = "same-values"
+    summary = "several tensors have the same values, or one has them again and again"
+    fixes = ("store_once", "reshape")
+    yields_to = ("repeated", "copy-of-model", "frozen-twin", "second-states", "mostly-zeros")
+
+    def matches(self, window: Window) -> Iterator[SameValues]:
+        """What is there at the peak, by samples of its values."""
+        for is_within in (False, True):
+            match = _match(window, is_within=is_within)
+            if match is not None:
+                yield match
+
+    def title(self, match: SameValues) -> str:
+        """Say how often they are there."""
+        if match.is_within:
+            return f"are the same values {match.times:,} times over"
+        return f"are {_tensors(match)}"
+
+    def advice(self, match: SameValues, case: Case) -> Iterator[Advice]:
+        """Keep one of them."""
+        nbytes, remains = format_bytes(match.nbytes), 1 / match.times
+        if match.is_within:
+            shape = " × ".join(f"{extent:,}" for extent in match.shape)
+            why = (
+                f"{nbytes} ({shape}) are the same values {match.times:,} times over: keep them "
+                "once, with 1 as the length of that dimension. Operators broadcast by themselves, "
+                "and `expand` shows a view."
+            )
+            yield Advice("reshape", why, case.site, remains=remains)
+            return
+        why = f"{nbytes} are {_tensors(match)}: make it once, and hand that to all that read it."
+        yield Advice("store_once", why, case.site, remains=remains)
+
+
+def _tensors(match: SameValues) -> str:
+    if match.times >= len(match.rows):
+        return f"{len(match.rows)} tensors of the same values"
+    return f"{len(match.rows)} tensors, {match.times} of which have the same values"
+
+
+def _match(window: Window, *, is_within: bool) -> SameValues | None:
+    known = values_by_stack_and_size(window)
+    times = {
+        key: values.repeats if is_within else values.same
+        for key, values in known.items()
+        if values.filled  # zeros are another matter
+    }
+    fewest = _FEWEST_REPEATS if is_within else _FEWEST
+    rows = {
+        key: _own(window, key, known[key], is_within=is_within) & window.at_peak
+        for key, number in times.items()
+        if number >= fewest
+    }
+    if not rows:
+        return None
+    there = np.zeros(len(window.lives), bool)
+    for mask in rows.values():
+        there |= mask
+    recorded = there & (window.lives.stack != EMPTY)
+    if not recorded.any():
+        return None
+    row = window.main_site(recorded)
+    key = int(window.lives.stack[row]), int(window.lives.requested[row])
+    there = there & (window.lives.requested == key[1]) if not is_within else rows[key]
+    nbytes = window.bytes_of(there)
+    if window.share(nbytes * (1 - 1 / times[key])) < _LEAST_SHARE:
+        return None
+    return SameValues(
+        row=row,
+        rows=np.flatnonzero(there),
+        nbytes=nbytes,
+        saving=window.replayed(window.whole(np.flatnonzero(there))),
+        times=times[key],
+        is_within=is_within,
+        shape=known[key].shape,
+    )
+
+
+def _own(window: Window, key: tuple[int, int], values: Values, *, is_within: bool) -> Bools:
+    """What a stack made in a size, but for what training computes with.
+
+    Layers whose weights are zero as training begins return what they are given, or the same for
+    all. A mask of one byte a value is nothing that they return.
+    """
+    excluded = set(_TRAINED)
+    if is_within:
+        excluded.add(Category.INPUT)
+    if values.item_bytes != 1:
+        excluded.add(Category.ACTIVATION)
+    own = rows_of(window, *key) & ~np.isin(window.category, tuple(excluded))
+    mask: Bools = own & (window.phase != Phase.BACKWARD)
+    return mask
+
+
+RULE = SameValuesRule()

@@ -1,0 +1,455 @@
+"""What large tensors are full of: zeros, one value a row, or the same values again and again."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from memprof.records import LargeValues
+from memprof.sources.cpu.live_storages import LiveStorages, StorageReference
+from memprof.trace import EMPTY, Category
+
+__all__ = ["LEAST_BYTES", "LargeValuesWatch"]
+
+LEAST_BYTES = 64 << 10
+"""Smaller tensors are no reason to change a program, and there are many."""
+_LARGE_BYTES = 1 << 20
+"""From here on it is looked whether others of the same size have the same values."""
+_LEAST_SHARE = 0.05
+"""Of the bytes in use, that all tensors of a stack and size have to be worth a look."""
+_HIGHER = 1.05
+"""A new high is looked at once it is so many times the last one."""
+_LATER = 1.25
+"""Times as many steps as were over at the last look are over at the next one."""
+_MOST_TENSORS = 512
+"""Tensors that are known at once, with those that died since the last look, …"""
+_MOST_ALIKE, _MOST_READ = 64, 8
+"""… those among them that one stack made in one size, and those that more is read of."""
+_MOST_ROWS = 4096
+"""Stacks and sizes that are noted in a window."""
+_SAMPLE = 1024
+"""Values that are read of a tensor, spread over all of it, …"""
+_RARE, _LARGE_SAMPLE = 0.02, 32 * 1024
+"""… more of them where so few are not zero, …"""
+_LINES = 48
+"""… and lines along each dimension, …"""
+_MOST_IN_LINES = 1 << 16
+"""… which have so many values in all: a dimension that is longer is not looked along."""
+_FEW = 0.6
+"""Of the values, that are not zero: with more of them no line is read."""
+_LEAST_TO_TELL, _ALIKE, _BYTE = 64, 1 / 3, 255
+"""Values that are not zero, so many of which are read, of so few different ones that each is there
+several times: a byte can tell them apart."""
+_SETTLED = 1.25
+"""Times as much that is filled: what each step fills a part of has twice as much of it after twice
+the steps."""
+_WHILE, _LEAST_READ, _HARDLY = 0.05, 400, 1.02
+"""Of its steps, in which of so many values that are not zero there are more than times as many, if
+it is filled step by step."""
+_FEW_SAME = 2
+"""Tensors of the same values: a copy is what many programs have."""
+_DENSE = 0.8
+"""Of the places up to its last value, that a line fills."""
+_SEED = 7
+
+_OWNED = frozenset((Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE))
+
+_PATTERNS: dict[int, type[np.unsignedinteger[Any]]] = {
+    1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64
+}  # fmt: skip
+_Values = npt.NDArray[np.unsignedinteger[Any]]
+"""Bit patterns: only whether they are zero, and whether two are the same, is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What the values of a tensor were, as far as they were read."""
+
+    filled: float
+    """Share of the values that are not zero."""
+    count: int
+    """How many of the sample that are."""
+    distinct: int = 0
+    """Different values among those of the sample that are not zero; 0: there are too few to tell,
+    or as many as there are values."""
+    ones: bool = False
+    """Those that are not zero are the same one."""
+    one_hot: bool = False
+    """And there is one of them in each row of the last dimension."""
+    dim: int = -1
+    """The dimension along which values come first and zeros after them; -1 where none is."""
+    extent: int = 0
+    """Its length."""
+    used: int = 0
+    """Places along it that the longest line fills."""
+    mean_used: float = 0.0
+    """And a line on average."""
+    repeats: int = 1
+    """How often the same values are there, along one or more dimensions."""
+
+
+class _Filled(NamedTuple):
+    """How much of a tensor was not zero at a look."""
+
+    share: float
+    read: int
+    """Values of the sample."""
+
+
+class _Tensor:
+    """A large tensor that is known, and what was read of it last."""
+
+    __slots__ = (
+        "filled_by_age", "item_bytes", "look", "looks", "reference", "same", "shape", "since"
+    )  # fmt: skip
+
+    def __init__(
+        self, reference: StorageReference, shape: tuple[int, ...], item_bytes: int, since: int
+    ) -> None:
+        self.reference, self.shape, self.item_bytes = reference, shape, item_bytes
+        self.look: _Look | None = None
+        self.looks = 0
+        self.same = 1
+        """Tensors of its size that had the same values at the last look, itself among them."""
+        self.since = since
+        self.filled_by_age: dict[int, _Filled] = {}
+        """By the steps since it was made, at each look, what was filled then."""
+
+    def note(self, look: _Look, steps: int) -> None:
+        """What is there now, when so many steps of the window are over."""
+        self.looks += 1
+        self.look = look
+        self.filled_by_age[steps - self.since] = _Filled(look.filled, look.count)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it was as full when half the steps since it was made were over.
+
+        Or just as full a while ago, where so many values were read that any more would show.
+        """
+        if not self.filled_by_age:
+            return False
+        age, now = max(self.filled_by_age.items())
+        for at, before in self.filled_by_age.items():
+            if 0 < 2 * at <= age and now.share <= _SETTLED * before.share:
+                return True
+            is_while = 0 < at <= (1 - _WHILE) * age and min(before.read, now.read) >= _LEAST_READ
+            if is_while and now.share <= _HARDLY * before.share:
+                return True
+        return False
+
+
+class _Group:
+    """Tensors of one stack and size."""
+
+    __slots__ = ("made", "since", "tensors")
+
+    def __init__(self, since: int) -> None:
+        self.since = since
+        """Steps of the window that were over."""
+        self.tensors: list[_Tensor] = []
+        self.made = 0
+        """How many there were."""
+
+
+class LargeValuesWatch:
+    """Looks at samples of large tensors at new highs, and ever more rarely while they stay.
+
+    A look takes half a millisecond a tensor. Only tensors that an operator returned are known, and
+    only those whose values lie one behind the other.
+    """
+
+    def __init__(self, live: LiveStorages) -> None:
+        """``live`` has what lives; the bytes in use are asked of it."""
+        self._live = live
+        self._groups: dict[tuple[int, int], _Group] = {}
+        self._rows: dict[tuple[int, int], _Row] = {}
+        self._due: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        """By how many steps are over, what is to be looked at then."""
+        self._tensors = self._high = self._steps = 0
+        self._step = -1
+        """The number that the program's step has; -1 before the first."""
+
+    def add(self, reference: StorageReference, tensor: Any) -> None:
+        """A result of `LEAST_BYTES` or more is new; what is there besides may be a new high."""
+        if self._live.bytes > _HIGHER * self._high:
+            self._high = self._live.bytes
+            self.look()
+        if self._tensors >= _MOST_TENSORS:
+            self._sweep()
+        key = reference.stack, reference.size
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = _Group(self._steps)
+            self._due[self._steps + 1].append(key)
+        group.made += 1
+        most = _MOST_ALIKE if reference.size >= _LARGE_BYTES else _MOST_READ
+        if len(group.tensors) >= most or self._tensors >= _MOST_TENSORS:
+            return
+        item_bytes = tensor.element_size()
+        if (
+            item_bytes in _PATTERNS
+            and tensor.is_contiguous()
+            and tensor.numel() * item_bytes == reference.size
+        ):
+            shape = tuple(map(int, tensor.shape))
+            group.tensors.append(_Tensor(reference, shape, item_bytes, self._steps))
+            self._tensors += 1
+
+    def reach(self, step: int) -> None:
+        """The program is in this step now; safe to call often."""
+        if step == self._step:
+            return
+        self._step = step
+        self._steps += 1
+        due = self._due.pop(self._steps, None)
+        if due:
+            self._look(due)
+            for key in due:
+                group = self._groups.get(key)
+                if group is not None:
+                    age = self._steps - group.since
+                    self._due[group.since + max(age + 1, int(_LATER * age))].append(key)
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._groups.clear()
+        self._rows.clear()
+        self._due.clear()
+        self._tensors = self._high = self._steps = 0
+        self._step = -1
+
+    def look(self) -> None:
+        """Read samples of all that is large and there."""
+        self._look(list(self._groups))
+
+    def _look(self, keys: list[tuple[int, int]]) -> None:
+        """The same of what some stacks made in some sizes, and of all that is as large."""
+        self._sweep()
+        least, sizes = _LEAST_SHARE * self._live.bytes, {size for _, size in keys}
+        alike: dict[tuple[int, bytes], list[_Tensor]] = defaultdict(list)
+        for (_, size), group in self._groups.items():
+            if size not in sizes or size * group.made < least:
+                continue
+            for number, tensor in enumerate(group.tensors):
+                sample = _read(tensor, self._steps if number < _MOST_READ else -1)
+                if sample:
+                    alike[size, sample].append(tensor)
+        for tensors in alike.values():
+            for tensor in tensors:
+                tensor.same = len(tensors)
+
+    def take(self, device: str) -> list[LargeValues]:
+        """What was read since the last call."""
+        self._sweep()
+        for group in self._groups.values():
+            for tensor in group.tensors:
+                self._note(tensor)
+        rows = {key: row for key, row in self._rows.items() if row.says_something}
+        self._rows = {}
+        if not rows:
+            return []
+        values = rows.values()
+        return [
+            LargeValues(
+                device,
+                stack=[stack for stack, _ in rows],
+                size=[size for _, size in rows],
+                count=[row.count for row in values],
+                looks=[row.looks for row in values],
+                filled=[round(row.filled, 4) for row in values],
+                settled=[row.settled for row in values],
+                distinct=[row.distinct for row in values],
+                ones=[row.ones for row in values],
+                one_hot=[row.one_hot for row in values],
+                repeats=[row.repeats for row in values],
+                same=[row.same for row in values],
+                shape=[list(row.shape) for row in values],
+                dim=[row.dim for row in values],
+                used=[row.used for row in values],
+                mean_used=[round(row.mean_used, 2) for row in values],
+            )
+        ]
+
+    def _sweep(self) -> None:
+        """Note what has died, and forget it."""
+        self._tensors = 0
+        for key, group in list(self._groups.items()):
+            for tensor in group.tensors:
+                if tensor.reference() is None:
+                    self._note(tensor)
+            group.tensors = [one for one in group.tensors if one.reference() is not None]
+            self._tensors += len(group.tensors)
+            if not group.tensors:
+                del self._groups[key]
+
+    def _note(self, tensor: _Tensor) -> None:
+        reference = tensor.reference
+        if tensor.look is None or reference.stack == EMPTY:
+            return
+        key = reference.stack, reference.size
+        row = self._rows.get(key)
+        if row is None and len(self._rows) >= _MOST_ROWS:
+            return
+        # A line makes others on the way, too, which are gone before a second look.
+        if row is None or (row.looks == 1 < tensor.looks):
+            row = self._rows[key] = _Row(tensor)
+        elif tensor.looks == 1 < row.looks:
+            return
+        row.add(tensor, tensor.look)
+
+
+class _Row:
+    """Tensors of one stack and size; of each figure the one that says least of a waste."""
+
+    def __init__(self, first: _Tensor) -> None:
+        self.shape = first.shape
+        self.count = 0
+        self.looks = first.looks
+        self.filled = 0.0
+        self.settled = 0
+        self.one_hot = self.ones = 0
+        self.distinct = first.look.distinct if first.look is not None else 0
+        self.repeats = first.look.repeats if first.look is not None else 1
+        self.same = 1
+        self.dim = first.look.dim if first.look is not None else -1
+        self.used = 0
+        self.mean_used = 0.0
+
+    def add(self, tensor: _Tensor, look: _Look) -> None:
+        """One more."""
+        self.looks = min(self.looks, tensor.looks)
+        self.filled = max(self.filled, look.filled)
+        self.settled += tensor.is_settled
+        self.ones += look.ones
+        self.distinct = max(self.distinct, look.distinct) if self.distinct * look.distinct else 0
+        self.one_hot += look.one_hot
+        self.repeats = min(self.repeats, look.repeats)
+        self.same = max(self.same, tensor.same)
+        if tensor.shape != self.shape or look.dim != self.dim:
+            self.dim = -1
+        self.used = max(self.used, look.used)
+        self.mean_used = (self.mean_used * self.count + look.mean_used) / (self.count + 1)
+        self.count += 1
+
+    @property
+    def says_something(self) -> bool:
+        """Whether they are full of zeros, or of the same values again."""
+        is_repeated = self.repeats > 1 or self.same > _FEW_SAME
+        return self.filled <= _FEW or is_repeated or self.distinct > 0
+
+
+def _read(tensor: _Tensor, steps: int) -> bytes:
+    """Look at a tensor: a sample, and along its dimensions where ``steps`` are given.
+
+    Returns the sample of a large one whose values are not all the same, else nothing.
+    """
+    reference = tensor.reference
+    storage = reference()
+    if storage is None or storage.nbytes() != reference.size or reference.category in _OWNED:
+        return b""
+    address = storage.data_ptr()
+    if address != reference.address:
+        return b""
+    held: Any = (ctypes.c_ubyte * reference.size).from_address(address)
+    values: _Values = np.frombuffer(held, _PATTERNS[tensor.item_bytes])
+    generator = np.random.Generator(np.random.PCG64(_SEED))
+    places = generator.integers(len(values), size=_SAMPLE)
+    sample = values[places]
+    if steps >= 0:
+        tensor.note(_look(values, tensor.shape, places, sample, generator), steps)
+    is_large = reference.size >= _LARGE_BYTES
+    return sample.tobytes() if is_large and bool((sample != sample[0]).any()) else b""
+
+
+def _look(
+    values: _Values,
+    shape: tuple[int, ...],
+    places: npt.NDArray[np.int64],
+    sample: _Values,
+    generator: np.random.Generator,
+) -> _Look:
+    """What values are there, which lie one behind the other."""
+    repeats = _repeats(values, shape, places, sample)
+    if np.count_nonzero(sample) < _RARE * _SAMPLE:
+        sample = values[generator.integers(len(values), size=_LARGE_SAMPLE)]
+    filled = int(np.count_nonzero(sample)) / len(sample)
+    others = sample[sample != 0]
+    distinct = len(np.unique(others))
+    if len(others) < _LEAST_TO_TELL or distinct > min(_BYTE, _ALIKE * len(others)):
+        distinct = 0
+    look = _Look(filled, len(others), distinct, repeats=repeats)
+    if filled > _FEW:
+        return look
+    look = replace(look, ones=len(others) > 1 and bool((others == others[0]).all()))
+    if _is_one_hot(values, shape, generator):
+        return replace(look, ones=True, one_hot=True)
+    for dim, extent, used, mean_used in _prefixes(values, shape, generator):
+        return replace(look, dim=dim, extent=extent, used=used, mean_used=mean_used)
+    return look
+
+
+def _repeats(
+    values: _Values, shape: tuple[int, ...], places: npt.NDArray[np.int64], sample: _Values
+) -> int:
+    """How often all values are there: what is the same at the first place of a dimension as here.
+
+    1 where all values are the same one.
+    """
+    if bool((sample == sample[0]).all()):
+        return 1
+    repeats = 1
+    for dim, extent in enumerate(shape):
+        if extent < 2:
+            continue
+        stride = prod(shape[dim + 1 :])
+        first = places - (places // stride % extent) * stride
+        if bool((values[first] == sample).all()):
+            repeats *= extent
+    return repeats
+
+
+def _is_one_hot(values: _Values, shape: tuple[int, ...], generator: np.random.Generator) -> bool:
+    """Whether one value of each row is not zero, the same in all of them."""
+    width = shape[-1] if shape else 0
+    if not 3 <= width <= _MOST_IN_LINES // 4 or len(values) == width:
+        return False
+    lines = min(_LINES, _MOST_IN_LINES // width)
+    rows = values.reshape(-1, width)
+    read = rows[generator.integers(len(rows), size=lines)]
+    ones = read[read != 0]
+    return len(ones) == lines and bool((read != 0).any(axis=1).all() and (ones == ones[0]).all())
+
+
+def _prefixes(
+    values: _Values, shape: tuple[int, ...], generator: np.random.Generator
+) -> Iterator[tuple[int, int, int, float]]:
+    """Dimensions along which values come first, and zeros after them: up to where they do.
+
+    Of each the length, the places that the longest of some lines fills, and a line on average. The
+    one that is least used comes first. A few zeros may be among the values.
+    """
+    prefixes = []
+    for dim, extent in enumerate(shape):
+        lines = min(_LINES, _MOST_IN_LINES // extent)
+        if extent < 8 or lines < 4:
+            continue
+        stride = prod(shape[dim + 1 :])
+        starts = generator.integers(len(values), size=lines)
+        starts -= (starts // stride % extent) * stride
+        read = values[starts[:, None] + np.arange(extent)[None, :] * stride] != 0
+        ends = np.where(read.any(axis=1), extent - read[:, ::-1].argmax(axis=1), 0)
+        used, total = int(ends.max()), int(ends.sum())
+        filled = np.count_nonzero(ends)
+        # Lines that are filled whole or not at all run across those that end somewhere.
+        end_within = 2 * np.count_nonzero((ends > 0) & (ends < extent)) >= filled
+        if filled and end_within and int(read.sum()) >= _DENSE * total:
+            prefixes.append((used / extent, total, (dim, extent, used, total / lines)))
+    return iter(one for *_, one in sorted(prefixes))

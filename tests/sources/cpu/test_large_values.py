@@ -1,0 +1,152 @@
+"""What large tensors are full of, as samples of their values tell."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import memprof
+from memprof.loading import load
+
+STEPS = 16
+ROWS, WIDTH = 256, 512
+
+
+def values_of(make, tmp_path, step=lambda kept, number: None):
+    """The columns of what is known of what ``make`` returns, after steps that may write to it."""
+    with memprof.track(tmp_path / "run.json", sources=("cpu",)) as tracker:
+        kept = make()
+        for number in range(STEPS):
+            step(kept, number)
+            tracker.step()
+    (record,) = load(tmp_path / "run.json").large_values
+    largest = kept[0] if isinstance(kept, list) else kept
+    at = record.size.index(largest.numel() * largest.element_size())
+    names = [name for name in record.__struct_fields__ if name != "device"]
+    return {name: getattr(record, name)[at] for name in names}
+
+
+def test_a_tail_that_nothing_fills(tmp_path):
+    def make():
+        cache = torch.zeros(4, 2048, 32)
+        cache[:, :60] = torch.randn(4, 60, 32)
+        return cache
+
+    values = values_of(make, tmp_path)
+    assert values["shape"] == [4, 2048, 32]
+    assert (values["dim"], values["used"], values["mean_used"]) == (1, 60, 60.0)
+    assert values["settled"] == values["count"] == 1
+    assert values["filled"] == pytest.approx(60 / 2048, abs=0.02)
+
+
+def test_what_each_step_fills_a_part_of_is_not_settled(tmp_path):
+    def fill(memory, number):
+        memory[number * 32 : (number + 1) * 32] = torch.randn(32, WIDTH)
+
+    values = values_of(lambda: torch.zeros(2048, WIDTH), tmp_path, fill)
+    assert values["settled"] == 0
+    assert (values["dim"], values["used"]) == (0, STEPS * 32)
+
+
+def test_rows_that_are_padded(tmp_path):
+    def make():
+        lengths = [400 if number == 7 else 20 for number in range(ROWS)]
+        rows = [torch.randn(length) for length in lengths]
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+    values = values_of(make, tmp_path)
+    assert (values["dim"], values["used"] in (20, 400)) == (1, True)
+    assert values["mean_used"] < 40
+
+
+def test_rows_of_one_value_each(tmp_path):
+    def make():
+        return F.one_hot(torch.arange(2048) % WIDTH, WIDTH).float()
+
+    values = values_of(make, tmp_path)
+    assert (values["one_hot"], values["ones"], values["dim"]) == (1, 1, -1)
+    assert values["filled"] == pytest.approx(1 / WIDTH, abs=0.002)
+
+
+def test_pairs_that_are_few(tmp_path):
+    def make():
+        pairs = torch.zeros(1024, 1024)
+        index = torch.randint(1024, (2, 4096), generator=torch.Generator().manual_seed(0))
+        pairs[index[0], index[1]] = torch.rand(4096)
+        return pairs
+
+    values = values_of(make, tmp_path)
+    assert (values["one_hot"], values["ones"], values["dim"], values["distinct"]) == (0, 0, -1, 0)
+    assert values["filled"] == pytest.approx(4096 / 1024**2, abs=0.002)
+
+
+def test_a_mask_that_is_there_for_each_head(tmp_path):
+    def make():
+        return torch.randn(1, 1, ROWS, WIDTH).repeat(1, 8, 1, 1)
+
+    assert values_of(make, tmp_path)["repeats"] == 8
+
+
+def test_tensors_of_the_same_values(tmp_path):
+    def make():
+        return [torch.ones(WIDTH, WIDTH).tril() for _ in range(6)]
+
+    values = values_of(make, tmp_path)
+    assert values["same"] == values["count"] == 6
+
+
+def test_few_different_values_tell_bytes(tmp_path):
+    def make():
+        return torch.randint(200, (ROWS, 3, 32, 32)) / 255
+
+    values = values_of(make, tmp_path)
+    assert 150 < values["distinct"] <= 200
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int8, torch.bool])
+def test_types_of_any_width_are_read(dtype, tmp_path):
+    def make():
+        return torch.eye(1024).to(dtype)
+
+    values = values_of(make, tmp_path)
+    assert (values["one_hot"], values["size"]) == (1, 1024**2 * dtype.itemsize)
+
+
+def test_of_what_is_like_noise_nothing_is_written(tmp_path):
+    with memprof.track(tmp_path / "run.json", sources=("cpu",)) as tracker:
+        kept = torch.randn(ROWS, WIDTH)
+        for _ in range(STEPS):
+            tracker.step()
+    assert load(tmp_path / "run.json").large_values == ()
+    assert kept.shape == (ROWS, WIDTH)
+
+
+def test_what_gave_its_memory_up_is_not_read(tmp_path):
+    """As a sharded parameter's storage does, which gets other memory later."""
+
+    def step(kept, number):
+        kept.untyped_storage().resize_(0)
+        kept.untyped_storage().resize_(ROWS * WIDTH * 4)
+
+    with memprof.track(tmp_path / "run.json", sources=("cpu",)) as tracker:
+        kept = torch.zeros(ROWS, WIDTH)
+        kept[0] = 1
+        for number in range(STEPS):
+            step(kept, number)
+            tracker.step()
+    run = load(tmp_path / "run.json")
+    assert not any("raised" in note.message for note in run.notes)
+
+
+def test_the_programs_random_numbers_stay_what_they_are(tmp_path):
+    def draw():
+        torch.manual_seed(0)
+        kept = torch.zeros(ROWS, WIDTH)
+        return torch.rand(4), kept
+
+    alone, _ = draw()
+    with memprof.track(tmp_path / "run.json", sources=("cpu",)) as tracker:
+        watched, _kept = draw()
+        tracker.step()
+    assert torch.equal(alone, watched)
