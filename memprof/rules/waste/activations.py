@@ -14,7 +14,7 @@ from memprof.trace import Category
 from memprof.units import format_bytes
 from memprof.views.window import Window
 
-__all__ = ["RULE"]
+__all__ = ["RULE", "activations_of_blocks"]
 
 _LEAST_BLOCKS = 4
 """Checkpointing keeps one block's activations at a time: of fewer blocks little goes."""
@@ -58,7 +58,7 @@ class Activations(WasteRule[ActivationsOfLine]):
                 passes=passes.number,
             )
         else:
-            yield from _of_blocks(window)
+            yield from activations_of_blocks(window)
 
     def title(self, match: ActivationsOfLine) -> str:
         """Say what they are of."""
@@ -83,7 +83,8 @@ class Activations(WasteRule[ActivationsOfLine]):
         yield Advice("micro_batches", less, case.site, saving=NO_FIGURE)
 
 
-def _of_blocks(window: Window) -> Iterator[ActivationsOfLine]:
+def activations_of_blocks(window: Window) -> Iterator[ActivationsOfLine]:
+    """Activations of several blocks of a model, where they make much of the peak."""
     if window.peak.event < 0:
         return
     mask = window.at_peak & (window.category == Category.ACTIVATION) & (window.module > 0)

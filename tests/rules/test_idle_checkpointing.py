@@ -1,0 +1,74 @@
+"""idle-checkpointing: activation checkpointing is turned on, and no block is computed again."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.rules.recorded import findings_of
+
+WIDTH, BLOCKS, ROWS = 64, 8, 256
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x):
+        return x + self.layers(x)
+
+
+class Model(nn.Module):
+    """As models of transformers, it looks at its switch in training mode alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(BLOCKS)])
+        self.recomputes = False
+
+    def gradient_checkpointing_enable(self):
+        self.recomputes = True
+
+    def forward(self, x):
+        for block in self.blocks:
+            if self.recomputes and self.training:
+                x = checkpoint(block, x, use_reentrant=False)
+            else:
+                x = block(x)
+        return x
+
+
+def tuning(is_training):
+    def program():
+        model = Model()
+        model.gradient_checkpointing_enable()
+        model.training = is_training
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+        def step(number):
+            model(torch.randn(ROWS, WIDTH)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    return program
+
+
+fires = tuning(is_training=False)
+looks_alike = tuning(is_training=True)
+"""Here blocks are computed again."""
+
+
+def test_it_is_told_where_it_is_turned_on(tmp_path):
+    found = next(
+        one for one in findings_of(fires, tmp_path / "run.json") if one.rule == "idle-checkpointing"
+    )
+    (first,) = found.remedies
+    assert not found.minor
+    assert "checkpointing is turned on, and recomputes none" in found.title
+    assert (first.fix, first.code) == ("checkpoint", "model.gradient_checkpointing_enable()")
+    assert first.why.endswith("Call `model.train()` before the loop.")
+    assert 0 < first.saves_bytes < found.bytes
