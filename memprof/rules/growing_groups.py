@@ -50,6 +50,8 @@ _LEAST_SPAN = 8
 """Steps from the first rise to the last: less is a start, not a trend."""
 _LEAST_EXACT = 4
 """Steps in a row that each add the same: of so regular a series fewer are enough."""
+_LEAST_REGULAR = 5
+"""Steps, each as long after the one before, that add the same to a container."""
 _LEAST_EXACT_BYTES = 64 << 10
 """In each of them."""
 _LEAST_GROWN = 8
@@ -151,6 +153,8 @@ def _held_groups(
             yield rows, _now_and_then
         elif grows:
             yield rows, _with_graphs if holders[0].through_graph else _more_than_taken
+        else:
+            yield rows, _at_regular_steps
 
 
 def _exact_groups(survival: Survival, freed: Bools) -> Iterator[GrowingGroup]:
@@ -343,6 +347,32 @@ def _in_few_steps(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup 
         slope=0.0,
         confidence=round(1 - 0.5 ** len(births), 3),
         every=max(1, round(span / (len(births) - 1))),
+    )
+    return _group(survival, rows, rows, growth, freed)
+
+
+def _at_regular_steps(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | None:
+    """A group to which every so many steps add as many bytes, up to the end, in a container.
+
+    A copy of a model that a list is given now and then: of a short run the trend alone says little.
+    """
+    lives, length = survival.lives, len(survival)
+    if (lives.freed_in[rows] < length).any() or (lives.allocated_in[rows] < 0).any():
+        return None
+    births, place = np.unique(lives.allocated_in[rows], return_inverse=True)
+    gaps, nbytes = np.diff(births), np.bincount(place.reshape(-1), weights=lives.size[rows])
+    is_regular = len(births) >= _LEAST_REGULAR and (gaps == gaps[0]).all()
+    if not is_regular or (nbytes != nbytes[0]).any() or nbytes[0] < _LEAST_EXACT_BYTES:
+        return None
+    every = int(gaps[0])
+    if births[-1] - births[0] < _LEAST_SPAN or births[-1] < length - every - SURVIVOR_AGE:
+        return None
+    growth = Rise(
+        places=births,
+        per_place=float(nbytes[0]) / every,
+        slope=0.0,
+        confidence=round(1 - 0.5 ** (len(births) / _LEAST_BIRTHS), 3),
+        every=every,
     )
     return _group(survival, rows, rows, growth, freed)
 

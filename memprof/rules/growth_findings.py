@@ -31,6 +31,7 @@ from memprof.rules.group_by_holder import (
     held_by,
 )
 from memprof.rules.growing_groups import GrowingGroup, growing_groups
+from memprof.rules.other_names import by_containers
 from memprof.rules.same_holder import holder_key
 from memprof.rules.small_views import SMALL_PART, alike, share_shown
 from memprof.run import DeviceRun, Run
@@ -87,7 +88,7 @@ def _candidates(run: Run, examination: DeviceExamination) -> list[_Leak]:
     """Everything that grows, whether or not it will go on."""
     device, lives = examination.device, survival(examination)
     freed = freed_by_collector(device, lives, run.findings)
-    holders = held_by(run.findings, device.device)
+    holders = by_containers(held_by(run.findings, device.device))
     stackless = stackless_group(lives)
     groups = with_stackless(growing_groups(lives, freed, holders), stackless, lives, holders)
     if stackless is not None and EMPTY in holders:  # one search was for what has no stack

@@ -66,9 +66,9 @@ def _values_of(place: Place, name: str) -> list[ast.expr | None]:
 
 
 def parts_of(window: Window, row: int) -> Ints:
-    """Tensors of one line, there when ``row`` was made, that are together as large as it is.
+    """Tensors that were there when ``row`` was made, and are together as large as it is.
 
-    Of what was there before the window the order is not known.
+    Of one line, else all of one size. Of what was there before the window the order is not known.
     """
     lives = window.lives
     made = lives.alloc[row]
@@ -83,7 +83,10 @@ def parts_of(window: Window, row: int) -> Ints:
         alike: Ints = rows[lives.requested[rows] * _times(lives.requested[rows]) == whole_size]
         if len(alike) >= FEWEST_PARTS:  # of several sets, those of one size, as of one weight
             return alike
-    return np.zeros(0, dtype=np.int64)
+    rows = np.flatnonzero(before)
+    sizes = lives.requested[rows]
+    of_lines: Ints = rows[sizes * _times(sizes) == whole_size]
+    return of_lines if len(of_lines) >= FEWEST_PARTS else of_lines[:0]
 
 
 def _times(sizes: Ints) -> Ints:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,16 +117,15 @@ def _show_all_together(holder: Holder, case: Case, view_bytes: int, storage_byte
     """Whether the views in a chain's containers show most of what they keep.
 
     That is what grew, or more. Where there never was nearly as much as so many storages have, items
-    share one, as rows of a batch do: it is no more than there was then.
+    share one, as rows of a batch do: then it is what grew.
     """
     at = largest_container(holder.links)
     items = holder.links[at].length if at is not None else 1
     whole_bytes, most = items * storage_bytes, case.finding.bytes
     if case.window is not None:
         most = max(most, case.window.line.peak_allocated.bytes)
-    if whole_bytes > _MANY_TIMES * most:
-        whole_bytes = most
-    kept_bytes = max(case.finding.bytes, whole_bytes)
+    share_storages = whole_bytes > _MANY_TIMES * most
+    kept_bytes = case.finding.bytes if share_storages else max(case.finding.bytes, whole_bytes)
     return places_in(holder) * view_bytes > _MOSTLY * kept_bytes
 
 
@@ -150,12 +149,16 @@ def _goes_on(part: PartOfStorage, case: Case) -> bool:
 
 def advice_on_view(part: PartOfStorage, case: Case) -> Iterator[Advice]:
     """Clone the view where it is stored."""
-    part_place = next(_stored_parts(case), None)
+    part_place = next(_stored_parts(case, case.finding.holders), None)
     place = part_place[0] if part_place is not None else _slicing(case)
     patch = ""
     if part_place is not None:
         suffix = ".copy()" if _of_arrays(case) else ".clone()"
-        patch = diff(part_place[0].program, *wrapped(part_place[1], suffix))
+        where, value = part_place
+        beside = [one for at, one in _stored_parts(case, _beside(case)) if at is where]
+        values = {id(one): one for one in (value, *beside)}.values()
+        edits = [edit for one in values for edit in wrapped(one, suffix)]
+        patch = diff(where.program, *edits)
     shown_size, whole = format_bytes(part.shown_bytes), format_bytes(part.storage_bytes)
     yield Advice(
         "clone_view",
@@ -167,13 +170,25 @@ def advice_on_view(part: PartOfStorage, case: Case) -> Iterator[Advice]:
     )
 
 
-def _stored_parts(case: Case) -> Iterator[Handed]:
+def _beside(case: Case) -> Iterator[Holder]:
+    """Holders of other small views that the line of the first one puts there with it."""
+    first = case.finding.holders[0] if case.finding.holders else None
+    for search in case.window.searches if case.window is not None else ():
+        for holder in search.holders:
+            view = holder.links[-1]
+            at = holder.filename, holder.line
+            is_there = first is not None and at == (first.filename, first.line)
+            if is_there and 0 < view.shown_bytes <= SMALL_PART * view.storage_bytes:
+                yield holder
+
+
+def _stored_parts(case: Case, holders: Iterable[Holder]) -> Iterator[Handed]:
     """The very expression that is the view, where it is put: ``rows[:2]`` of ``kept.append(…)``.
 
     Or a name that stands for nothing but such a part. The chain of references says which of several
     things that are put there it is.
     """
-    for holder in case.finding.holders:
+    for holder in holders:
         place = case.place_of(holder)
         if place is None:
             continue

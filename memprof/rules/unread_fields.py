@@ -10,14 +10,19 @@ from memprof.reference_chain import Link, LinkKind, is_field
 from memprof.rules.rule import Advice
 from memprof.source_code.program import Place, Program
 from memprof.source_code.unread_fields import (
+    attributes_of_entry,
     entry_given_at,
     field_given_at,
     is_field_read,
     is_own_class,
-    is_part_of_entry,
 )
 
 __all__ = ["UnreadField", "unread_field"]
+
+_GENERATED = "generate"
+"""The function whose results an `UnreadField` is of, as its owner."""
+_SHOWN = {"cache": "past_key_values"}
+"""Attributes of such results by the names that programs know them by."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,10 +35,31 @@ class UnreadField:
     items: int
     place: Place
     line: int
+    read: tuple[str, ...] = ()
+    """Of an entry what is read instead."""
+
+    @property
+    def is_of_results(self) -> bool:
+        """Whether it is of entries of dicts or of results of `generate`, and of no own class."""
+        return bool(self.read) or self.owner == _GENERATED
 
     @property
     def advice(self) -> Advice:
         """Leave it out."""
+        if self.read:
+            texts = " and ".join(f"`{self.owner}.{one}`" for one in self.read)
+            why = (
+                f"Of what {self.items} items keep as `{self.owner}` only {texts} "
+                f"{'is' if len(self.read) == 1 else 'are'} read, and its `{self.name}` is kept as "
+                "well: keep what is read."
+            )
+            return Advice("del_ref", why, self.place, line=self.line)
+        if self.owner == _GENERATED:
+            why = (
+                f"Nothing reads the `{self.name}` of what `generate` returned, which {self.items} "
+                "items keep: keep what is read of it (`sequences`, say), and ask for no more."
+            )
+            return Advice("del_ref", why, self.place, line=self.line)
         why = (
             f"Nothing reads the `{self.name}` of `{self.owner}`, which {self.items} items keep: "
             "leave it out, or keep of it what is read."
@@ -49,6 +75,9 @@ def unread_field(holder: Holder, programs: Sequence[Program]) -> UnreadField | N
     for at, link in enumerate(holder.links):
         if link.kind != LinkKind.ITEM or is_field(link):
             continue
+        generated = _of_generated(holder, link.length, holder.links[at + 1 :], programs)
+        if generated is not None:
+            return generated
         field = _of_items(link.length, holder.links[at + 1 :], programs)
         if field is not None:
             return field
@@ -65,11 +94,35 @@ def _of_items(items: int, below: Sequence[Link], programs: Sequence[Program]) ->
         return UnreadField(name, owner, items, *given) if given is not None else None
     if len(below) > 1 and is_field(below[0]) and below[1].kind == LinkKind.ATTRIBUTE:
         key, name = below[0].name.strip("'"), below[1].name
-        if is_field_read(programs, name) or not is_part_of_entry(programs, key):
-            return None
+        read = attributes_of_entry(programs, key)
         given = entry_given_at(programs, key)
-        return UnreadField(name, f"['{key}']", items, *given) if given is not None else None
+        if not read or name in read or given is None:
+            return None
+        return UnreadField(name, f"['{key}']", items, *given, tuple(sorted(read)))
     return None
+
+
+def _of_generated(
+    holder: Holder, items: int, below: Sequence[Link], programs: Sequence[Program]
+) -> UnreadField | None:
+    """What `generate` of transformers returned, ``logits`` say, of which that is read nowhere.
+
+    No function of the library takes such an object as a whole.
+    """
+    if not below or below[0].kind != LinkKind.ATTRIBUTE or not _is_generated(below[0].type_name):
+        return None
+    name = _SHOWN.get(below[0].name, below[0].name)
+    if any(is_field_read(programs, one) for one in {name, below[0].name}):
+        return None
+    program = next((one for one in programs if one.filename == holder.filename), None)
+    place = program.at(holder.line) if program is not None else None
+    return UnreadField(name, _GENERATED, items, place, holder.line) if place is not None else None
+
+
+def _is_generated(type_name: str) -> bool:
+    """``GenerateDecoderOnlyOutput``, ``GenerateBeamEncoderDecoderOutput``."""
+    name = type_name.rpartition(".")[2]
+    return name.startswith("Generate") and name.endswith("Output")
 
 
 def _is_of_program(link: Link) -> bool:

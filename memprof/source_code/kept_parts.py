@@ -14,10 +14,9 @@ from memprof.source_code.program import (
     bound_names,
     called_name,
     calls_in,
-    loaded_names,
 )
-from memprof.source_code.reductions import reducing
-from memprof.source_code.scopes import parameters, reads_of
+from memprof.source_code.reductions import needs_more, reducing
+from memprof.source_code.scopes import reads_of
 from memprof.source_code.values import goes_backward
 
 __all__ = ["KeptPart", "kept_part", "reduced_items"]
@@ -115,20 +114,10 @@ def _reductions_of_items(
             item = parent.target.id
             for read, inside in reads_of(scope, item):
                 call = reducing(read, inside)
-                is_own = call is not None and not _needs_more(place, call, item)
+                is_own = call is not None and not needs_more(place, call, item)
                 yield (call, item) if call is not None and is_own else None
         else:
             yield None
-
-
-def _needs_more(place: Place, call: ast.Call, item: str) -> bool:
-    """Whether a reduction reads another variable of the function: it may not be known before."""
-    own = {
-        node.id
-        for node in ast.walk(place.scope)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
-    return bool(loaded_names(call) & (own | {*parameters(place.scope)}) - {item})
 
 
 def _renamed(call: ast.Call, item: str, text: str) -> str:

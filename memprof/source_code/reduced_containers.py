@@ -6,7 +6,13 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from memprof.source_code.program import Place, Program, bound_names, called_name, own_calls
-from memprof.source_code.reductions import Reduction, reduction_of
+from memprof.source_code.reductions import (
+    Reduced,
+    Reduction,
+    needs_more,
+    reducing,
+    reduction_of,
+)
 from memprof.source_code.scopes import nodes_around, reads_of
 from memprof.source_code.verbs import FILLING, JOINING
 
@@ -103,6 +109,8 @@ def _reduction(read: ast.expr, around: list[ast.AST], program: Program) -> Reduc
     parent = parents[-1] if parents else None
     if isinstance(parent, (ast.For, ast.AsyncFor)) and parent.iter is read:
         return _in_loop(parent, program)
+    if isinstance(parent, ast.comprehension) and parent.iter is read and len(parents) > 1:
+        return _of_each(parents[-2], parent.target, program)
     joined = parent
     if not isinstance(joined, ast.Call) or called_name(joined) not in JOINING:
         return None
@@ -130,4 +138,38 @@ def _in_loop(loop: ast.For | ast.AsyncFor, program: Program) -> Reduction | None
     reductions = [
         _reduction(load, nodes, program) for load, nodes in loads if not _is_measured(nodes)
     ]
-    return reductions[0] if len(reductions) == 1 else None
+    if len(reductions) == 1 and reductions[0] is not None:
+        return reductions[0]
+    return _of_each(loop, target, program)
+
+
+def _of_each(scope: ast.AST, target: ast.expr, program: Program) -> Reduction | None:
+    """The calls that reduce an item, or a part of it, wherever a loop or a comprehension reads it.
+
+    With nothing but the item: ``[rows[1:-1].mean(0) for rows in self.rows]``.
+    """
+    where = program.at(target.lineno)
+    if not isinstance(target, ast.Name) or where is None:
+        return None
+    calls = []
+    for load, nodes in reads_of(scope, target.id):
+        if _is_measured(nodes) or load.lineno < target.lineno:
+            continue
+        node, around = _part(load, nodes)
+        call = reducing(node, around) if around else None
+        if call is None or needs_more(where, call, target.id):
+            return None
+        calls.append(call)
+    texts = tuple(dict.fromkeys(ast.unparse(call) for call in calls))
+    return Reduction(Reduced.EACH_PART, texts, tuple(c.lineno for c in calls)) if texts else None
+
+
+def _part(load: ast.expr, nodes: list[ast.AST]) -> tuple[ast.AST, list[ast.AST]]:
+    """What is taken of an item by places that are written out, and the nodes around that."""
+    node: ast.AST = load
+    around = [*nodes]
+    while around and isinstance(around[-1], ast.Subscript) and around[-1].value is node:
+        if any(isinstance(one, ast.Name) for one in ast.walk(around[-1].slice)):
+            break
+        node = around.pop()
+    return node, around

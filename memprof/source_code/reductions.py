@@ -13,6 +13,7 @@ from memprof.source_code.program import (
     Program,
     bound_names,
     called_name,
+    loaded_names,
     own_calls,
 )
 from memprof.source_code.scopes import nodes_around, parameters, reads_of
@@ -22,6 +23,7 @@ __all__ = [
     "Reduced",
     "Reduction",
     "computed_by_value",
+    "needs_more",
     "picking",
     "reducing",
     "reduction_of",
@@ -292,6 +294,16 @@ def reducing(node: ast.AST, around: list[ast.AST]) -> ast.Call | None:
             return call if is_loss else picking(node, parents)
         node = computing
     return None
+
+
+def needs_more(place: Place, call: ast.Call, item: str) -> bool:
+    """Whether a reduction reads another variable of the function: it may not be known before."""
+    own = {
+        node.id
+        for node in ast.walk(place.scope)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    return bool(loaded_names(call) & (own | {*parameters(place.scope)}) - {item})
 
 
 def picking(node: ast.AST, around: list[ast.AST]) -> ast.Call | None:

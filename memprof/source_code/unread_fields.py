@@ -7,7 +7,13 @@ from collections.abc import Sequence
 
 from memprof.source_code.program import MOST_PROGRAMS, Place, Program, called_name, calls_in
 
-__all__ = ["entry_given_at", "field_given_at", "is_field_read", "is_own_class", "is_part_of_entry"]
+__all__ = [
+    "attributes_of_entry",
+    "entry_given_at",
+    "field_given_at",
+    "is_field_read",
+    "is_own_class",
+]
 
 _READING_ALL = frozenset(
     (
@@ -93,21 +99,22 @@ def field_given_at(
     return next(given, None)
 
 
-def is_part_of_entry(programs: Sequence[Program], key: str) -> bool:
-    """Whether all that is read of entries under a key are attributes: ``row["output"].sequences``.
+def attributes_of_entry(programs: Sequence[Program], key: str) -> frozenset[str]:
+    """What is read of entries under a key: ``sequences`` of ``row["output"].sequences``.
 
-    What is done with an entry as a whole may read any of it; so may a method of it.
+    Empty where more may be read: what is done with an entry as a whole may read any of it; so may
+    a method of it.
     """
-    reads = 0
+    attributes: set[str] = set()
     for program in programs:
         parents = {
             child: node for node in ast.walk(program.tree) for child in ast.iter_child_nodes(node)
         }
         for node in ast.walk(program.tree):
             if isinstance(node, ast.Call) and called_name(node) in _TAKING_ENTRIES:
-                return False
+                return frozenset()
             if isinstance(node, ast.keyword) and node.arg is None:  # ``f(**row)``
-                return False
+                return frozenset()
             if not (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)):
                 continue
             if not _is_constant(node.slice, key):
@@ -116,9 +123,9 @@ def is_part_of_entry(programs: Sequence[Program], key: str) -> bool:
             further = parents.get(above)
             is_called = isinstance(further, ast.Call) and further.func is above
             if not isinstance(above, ast.Attribute) or is_called:
-                return False
-            reads += 1
-    return reads > 0
+                return frozenset()
+            attributes.add(above.attr)
+    return frozenset(attributes)
 
 
 def entry_given_at(programs: Sequence[Program], key: str) -> tuple[Place, int] | None:

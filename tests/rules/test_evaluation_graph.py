@@ -369,3 +369,44 @@ def test_passes_whose_graphs_are_all_there_at_the_end_are_for_nothing_where_noth
 def test_an_episode_that_is_learnt_from_later_needs_its_graphs(tmp_path):
     found = findings_of(acts, tmp_path / "run.json", steps=10)
     assert "evaluation-graph" not in [one.rule for one in found]
+
+
+class Recurrent(nn.Module):
+    """Two modules only, of which one goes through a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.out = nn.GRU(8, 64, batch_first=True), nn.Linear(64, 1)
+
+    def forward(self, x, state):
+        y, state = self.layer(x, state)
+        return self.out(y), state
+
+
+def rolling():
+    model = Recurrent()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def evaluate():
+        state, total = torch.zeros(1, 32, 64), 0.0
+        for _ in range(8):
+            out, state = model(torch.randn(32, 24, 8), state)
+            total += out.square().mean().item()
+        return total
+
+    def step(number):
+        out, _ = model(torch.randn(32, 24, 8), torch.zeros(1, 32, 64))
+        out.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        evaluate()
+
+    return step
+
+
+def test_a_recurrent_layer_keeps_a_graph_by_itself(tmp_path):
+    found = [
+        one for one in findings_of(rolling, tmp_path / "run.json") if one.rule == "evaluation-graph"
+    ]
+    assert [one.remedies[0].fix for one in found] == ["no_grad"]
+    assert found[0].remedies[0].code == "out, state = model(torch.randn(32, 24, 8), state)"

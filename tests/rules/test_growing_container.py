@@ -223,3 +223,53 @@ def test_of_a_model_with_adapters_their_state_alone_is_to_be_kept(tmp_path):
     assert (found.rule, first.fix) == ("growing-container", "del_ref")
     assert first.typed == "get_peft_model_state_dict(model)"
     assert first.code == "states[number] = copy.deepcopy(model.state_dict())"
+
+
+class Pages:
+    """Of each page's rows one mean is read, when all are there."""
+
+    def __init__(self):
+        self.pages = []
+
+    def add(self, rows):
+        self.pages.extend(rows)
+
+    def finish(self):
+        return [rows[1:-1].mean(dim=0) for rows in self.pages]
+
+
+class Drafts:
+    """They are compared with what is known when all are there."""
+
+    def __init__(self):
+        self.drafts = []
+
+    def add(self, rows):
+        self.drafts.extend(rows)
+
+    def finish(self, wanted):
+        return [(rows - wanted).square().mean() for rows in self.drafts]
+
+
+def paging(kind):
+    def program():
+        pages = kind()
+
+        def step(number):
+            pages.add([torch.zeros(WIDTH, WIDTH) for _ in range(2)])
+
+        return step
+
+    return program
+
+
+def test_what_only_a_reduction_of_each_item_is_read_of_is_reduced_before(tmp_path):
+    found = findings_of(paging(Pages), tmp_path / "run.json")[0]
+    first = found.remedies[0]
+    assert (first.fix, first.code) == ("reduce_predictions", "self.pages.extend(rows)")
+    assert "only `rows[1:-1].mean(dim=0)` is read" in first.why
+
+
+def test_a_reduction_with_something_else_may_have_to_wait_for_that(tmp_path):
+    found = findings_of(paging(Drafts), tmp_path / "run.json")[0]
+    assert "reduce_predictions" not in [one.fix for one in found.remedies]

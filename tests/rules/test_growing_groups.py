@@ -446,3 +446,28 @@ def test_what_few_steps_give_to_a_list_of_graphs_grows(with_graphs, last, freed,
     write_run(tmp_path / "run.json", trace.build(), more=more)
     found = leaks(examine(load(tmp_path / "run.json")))
     assert [one.bytes for one in found] == ([24 << 20] if grows else [])
+
+
+@pytest.mark.parametrize(
+    ("steps_of", "sizes", "grows"),
+    [
+        (range(2, 15, 2), [1 << 20] * 7, True),
+        (range(2, 9, 2), [1 << 20] * 4, False),  # too few to tell
+        ((2, 4, 5, 8, 10, 12), [1 << 20] * 6, False),  # as a cache is asked
+        (range(2, 15, 2), [n << 20 for n in range(1, 8)], False),  # what is told by its trend
+    ],
+)
+def test_a_copy_that_a_list_is_given_now_and_then_grows_in_a_short_run(
+    steps_of, sizes, grows, tmp_path
+):
+    trace = TraceBuilder(device="cpu")
+    given = dict(zip(steps_of, sizes, strict=True))
+    for step in range(15):
+        trace.label(step=step)
+        if step in given:
+            trace.alloc(given[step], f"t{step}", stack=(Frame("main", "train.py", 3),))
+        trace.alloc(512, "moment", stack=(Frame("main", "train.py", 4),)).free("moment")
+    more = [Finding("holders", device="cpu", step=11, stack=2, holders=[held_in(5)])]
+    write_run(tmp_path / "run.json", trace.build(), more=more)
+    found = leaks(examine(load(tmp_path / "run.json")))
+    assert [one.bytes_per_step for one in found] == ([1 << 19] if grows else [])

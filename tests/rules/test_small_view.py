@@ -402,3 +402,60 @@ def test_a_view_in_a_record_is_cloned_where_the_record_is_made(tmp_path):
     found, *_ = findings_of(of_records, tmp_path / "run.json")
     first = found.remedies[0]
     assert (first.fix, first.code) == ("clone_view", "track = Track(number, frame[:1])")
+
+
+class Documents:
+    """All rows of each batch, one by one, as an encoder of sentences returns them."""
+
+    def __init__(self):
+        self.rows = []
+
+    def add(self, batch):
+        self.rows.extend(batch)
+
+
+def indexing():
+    documents = Documents()
+
+    def step(number):
+        batch = torch.zeros(32, WIDTH, WIDTH // 2)
+        documents.add([batch[at, : WIDTH // 2 + at % 8] for at in range(32)])
+
+    return step
+
+
+def test_views_of_a_batch_of_which_all_are_kept_are_not_to_be_cloned(tmp_path):
+    found = findings_of(indexing, tmp_path / "run.json")[0]
+    assert found.remedies[0].fix != "clone_view"
+
+
+class Examples:
+    """One example of each batch, with what it was made of."""
+
+    def __init__(self):
+        self.examples = []
+
+    def add(self, step, images, scores):
+        self.examples.append({
+            "step": step,
+            "image": images[0],
+            "score": scores[0],
+        })  # fmt: skip
+
+
+def showing():
+    shown = Examples()
+
+    def step(number):
+        images = torch.zeros(32, WIDTH, WIDTH // 2)
+        shown.add(number, images, images + 1)
+
+    return step
+
+
+def test_all_small_views_that_a_line_keeps_are_cloned(tmp_path):
+    found = findings_of(showing, tmp_path / "run.json")[0]
+    first = found.remedies[0]
+    assert first.fix == "clone_view"
+    assert '+            "image": images[0].clone(),' in first.patch
+    assert '+            "score": scores[0].clone(),' in first.patch

@@ -13,7 +13,9 @@ from memprof.rules.unread_fields import UnreadField, unread_field
 __all__ = ["RULE"]
 
 _FEWEST_ITEMS = 8
-"""In a container, below which a chain of objects looks like one."""
+"""In a container, below which a chain of objects looks like one, …"""
+_FEWEST = 2
+"""… and dicts, each with what is read of it under the same key, or results of a library's."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +38,9 @@ class UnreadFieldOfItems(GrowthRule[Unread]):
         """An attribute of items that the program's source only ever sets."""
         container = filled_container(case)
         field = unread_field(container.holder, case.everywhere) if container is not None else None
-        return Unread(field) if field is not None and field.items >= _FEWEST_ITEMS else None
+        if field is None or field.items < (_FEWEST if field.is_of_results else _FEWEST_ITEMS):
+            return None
+        return Unread(field)
 
     def advice(self, cause: Unread, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the cause says all
         """Leave it out."""

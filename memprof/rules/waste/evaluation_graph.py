@@ -24,6 +24,8 @@ __all__ = ["RULE"]
 
 _LEAST_MODULES = 3
 """Modules that keep something: fewer are a result that is used, and no graph."""
+_OF_MANY_STEPS = 32
+"""Tensors of one pass that fewer modules keep: a recurrent layer goes through a sequence."""
 _LEAST_KEPT = 0.4
 """Of the bytes that a forward pass makes: with gradients on, most are there when it ends."""
 _LEAST_SPREAD = 0.4
@@ -76,7 +78,8 @@ class EvaluationGraph(WasteRule[Match]):
             by_all = _is_kept_by_all(window, rows, alive)
             pass_bytes = int(lives.size[rows].sum())
             rows = alive if by_all else alive[brief[alive]]
-            if len(set(window.module[rows].tolist()) - {0}) < _LEAST_MODULES:
+            modules = set(window.module[rows].tolist()) - {0}
+            if len(modules) < _LEAST_MODULES and not (modules and len(rows) >= _OF_MANY_STEPS):
                 continue
             least = _LEAST_KEPT_BY_ALL if by_all else _LEAST_KEPT
             if lives.size[rows].sum() < least * pass_bytes:

@@ -12,13 +12,14 @@ from memprof.rules.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS
 from memprof.rules.needless_graphs import graph_for_nothing, without_graph
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.asked_gradients import data_asked_for_gradients
 from memprof.source_code.idioms import keyword, optimizers_made
 from memprof.source_code.patch import diff, wrapped
 from memprof.source_code.program import Place, Program, called_name, calls_in
 from memprof.source_code.values import is_object, takes_no_gradient, trains_besides
 from memprof.trace import Category, Frame, Phase
 from memprof.units import format_bytes
-from memprof.views.owners import common_module
+from memprof.views.owners import NO_MODULE, common_module
 from memprof.views.window import Window
 
 __all__ = ["RULE", "UnreadGradients"]
@@ -39,6 +40,8 @@ class UnreadGradients(Match):
     """The user's line from which they, and nothing that is trained, were called."""
     call: str = ""
     """The one call of that line, where it makes others that need their graph."""
+    asked: tuple[Place, str] | None = None
+    """Where the program asks for gradients of data, and the name of that; None: of a model's."""
 
 
 class UnusedGradients(WasteRule[UnreadGradients]):
@@ -72,6 +75,7 @@ class UnusedGradients(WasteRule[UnreadGradients]):
         paths = window.owners.module.names
         names = sorted(paths[m] for m in modules)
         backward = (window.phase == Phase.BACKWARD) & of_modules
+        asked = data_asked_for_gradients(window.programs) if names == [NO_MODULE] else None
         own_graph = graph_for_nothing(window, modules, training_modules)
         graph = own_graph.rows
         at_peak = mask & window.at_peak
@@ -86,16 +90,29 @@ class UnusedGradients(WasteRule[UnreadGradients]):
             graph=int(window.lives.size[graph[window.at_peak[graph]]].sum()),
             called_at=own_graph.called_at,
             call=own_graph.call,
+            asked=asked,
         )
 
     def title(self, match: UnreadGradients) -> str:
         """Say whose they are."""
+        if match.asked is not None:
+            return f"are gradients of data, of what is handed in as `{match.asked[1]}`"
         if match.graph:
             return f"are the graph and gradients of {match.modules}, which no optimizer here trains"
         return f"are gradients of {match.modules} that no optimizer here uses or clears"
 
     def advice(self, match: UnreadGradients, case: Case) -> Iterator[Advice]:
         """Give the parameters none; where a patch is safe, cut the other model's output off."""
+        if match.asked is not None:
+            place, name = match.asked
+            own = f"{name} = {name}.detach().requires_grad_()"
+            why = (
+                f"`{name}` is a tensor that somebody else keeps, as a data set does, and each "
+                "backward pass leaves it a gradient: take one of the same values that goes with "
+                f"the step, `{own}`, or give `backward` its `inputs=`."
+            )
+            yield Advice("detach", why, place, typed=own)
+            return
         why = f"backward runs through {match.modules}, whose gradients no optimizer reads"
         site = case.site if match.within_model else _called_from(case) or case.site
         if match.called_at is not None:
