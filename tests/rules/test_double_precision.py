@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
+from memprof.loading import load
+from memprof.records import DoubleResults
+from memprof.rules.ranked_findings import findings
+from memprof.testing import TraceBuilder, write_run
+from memprof.trace import Category, Frame, Phase
 from tests.rules.recorded import findings_of
 
 WIDTH = 128
@@ -83,3 +89,22 @@ def test_an_optimizer_that_needs_it_is_a_reason_and_its_history_is_no_second_sta
         one.rule for one in findings_of(by_line_searches, tmp_path / "run.json") if not one.minor
     }
     assert not rules & {"double-precision", "second-states"}
+
+
+@pytest.mark.parametrize(("line", "told"), [("Net().double()", True), ("Net()", False)])
+def test_a_model_that_was_converted_between_windows_is_told_by_what_it_computes(
+    line, told, tmp_path
+):
+    program = tmp_path / "train.py"
+    program.write_text(f"model = {line}\nfor batch in data:\n    model(batch)\n")
+    made = (Frame("<module>", str(program), 3),)
+    trace = TraceBuilder(device="cpu")
+    trace.alloc(1 << 10, "weight", category=Category.PARAMETER)
+    for step in range(12):
+        trace.label(step=step, phase=Phase.FORWARD, module="Net.layer")
+        trace.alloc(1 << 20, "out", stack=made, category=Category.ACTIVATION)
+        trace.label(step=step, phase=Phase.BACKWARD).free("out")
+    doubles = DoubleResults("cpu", stack=[1], size=[1 << 20], origin=[0])
+    write_run(tmp_path / "run.json", trace.build(), more=(doubles,))
+    found = [one for one in findings(load(tmp_path / "run.json")) if one.rule == "double-precision"]
+    assert [(one.site.line, one.remedies[0].line) for one in found] == ([(1, 1)] if told else [])

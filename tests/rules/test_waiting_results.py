@@ -125,3 +125,34 @@ def test_what_numpy_may_read_unseen_is_no_headline(tmp_path):
     metrics.write_text(BY_NUMPY)
     score = runpy.run_path(str(metrics))["score"]
     assert all(one.minor for one in waiting(evaluating(score), tmp_path / "run.json"))
+
+
+class Kept:
+    """A list that is no local variable, so that no rule can follow it in the source."""
+
+    def __init__(self):
+        self.kept = []
+
+    def keep(self, result):
+        self.kept.append(result)
+
+
+def keeping():
+    """The result has a name before it is kept; a number of it is kept as well."""
+    net = Net()
+
+    @torch.no_grad()
+    def step(number):
+        results, losses = Kept(), []
+        for _ in range(BATCHES):
+            out = net(torch.randn(ROWS, 16))
+            losses.append(out.mean().item())
+            results.kept.append(out.detach())
+        return [result.argmax(-1) for result in results.kept], losses
+
+    return step
+
+
+def test_the_line_that_keeps_them_is_told(tmp_path):
+    found = findings_of(keeping, tmp_path / "run.json")[0]
+    assert found.remedies[0].code == "results.kept.append(out.detach())"

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import EVERY_OTHER, Advice, Match, WasteRule
+from memprof.source_code.program import Program, calls_in
 from memprof.trace import Category, Frame
 from memprof.units import format_bytes
 from memprof.views.peak_without import Saving
 from memprof.views.stacks import made_through
-from memprof.views.window import Window
+from memprof.views.window import Bools, Window
 
 __all__ = ["RULE"]
 
@@ -36,12 +38,16 @@ class DoublePrecision(WasteRule[Match]):
         if window.peak.event < 0:
             return
         parameters = window.at_peak & (window.category == Category.PARAMETER)
-        double = parameters & made_through(window, _is_conversion)
-        if not double.any():
-            return
-        if window.bytes_of(double) < _LEAST_SHARE * window.bytes_of(parameters):
-            return
         if made_through(window, _is_lbfgs).any():  # its line searches end early in float32
+            return
+        double = parameters & made_through(window, _is_conversion)
+        look_at = None
+        if not double.any():
+            look_at = _conversion_in(window.programs)
+            double = _computed_in_double(window) if look_at is not None else double
+        elif window.bytes_of(double) < _LEAST_SHARE * window.bytes_of(parameters):
+            return
+        if not double.any():
             return
         peak = window.peak.bytes
         yield Match(
@@ -49,6 +55,7 @@ class DoublePrecision(WasteRule[Match]):
             rows=np.flatnonzero(window.at_peak),
             nbytes=peak,
             saving=Saving(peak, peak - peak // 2),
+            look_at=look_at,
         )
 
     def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same
@@ -63,6 +70,33 @@ class DoublePrecision(WasteRule[Match]):
             "Leave out `double()`, make the data `float()`, and what says `torch.double` too."
         )
         yield Advice("single_precision", why, case.site)
+
+
+def _computed_in_double(window: Window) -> Bools:
+    """What modules made in double precision, where nearly all that they made is."""
+    none = np.zeros(len(window.lives), dtype=bool)
+    made = window.at_peak & (window.module > 0) & (window.category == Category.ACTIVATION)
+    double = none.copy()
+    for record in window.doubles:
+        for stack, size in zip(record.stack, record.size, strict=True):
+            double |= (window.lives.stack == stack) & (window.lives.requested == size)
+    enough = window.bytes_of(made & double) >= _LEAST_SHARE * window.bytes_of(made) > 0
+    return made & double if enough else none
+
+
+def _conversion_in(programs: Sequence[Program]) -> Frame | None:
+    """The program's one call of ``double()``: the model was converted between windows."""
+    calls = [
+        (program, call)
+        for program in programs
+        for call in calls_in(program.tree, "double")
+        if isinstance(call.func, ast.Attribute) and not call.args and not call.keywords
+    ]
+    place = calls[0][0].place(calls[0][1]) if len(calls) == 1 else None
+    if place is None:
+        return None
+    name = place.function.name if place.function is not None else "<module>"
+    return Frame(name, place.program.filename, place.line)
 
 
 def _is_conversion(frame: Frame) -> bool:

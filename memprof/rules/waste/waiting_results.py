@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,7 +11,16 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.results_read import Fate, calling_frame, fates, reads_outside_torch
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import place_of, with_imported
+from memprof.source_code.idioms import filling
+from memprof.source_code.program import (
+    Place,
+    bound_names,
+    called_name,
+    loaded_names,
+    place_of,
+    with_imported,
+)
+from memprof.source_code.verbs import SAME_VALUES
 from memprof.trace import Category, Frame
 from memprof.units import format_bytes
 from memprof.views.peak_without import Cuts
@@ -82,6 +92,7 @@ class WaitingResultsRule(WasteRule[WaitingResults]):
         fate, kept = match.fate, match.kept_at
         assert fate is not None
         place = case.place_at(kept.filename, kept.line) if kept is not None else None
+        place = _filling_after(place) or place
         nbytes = format_bytes(match.nbytes)
         if not fate.readers:
             why = (
@@ -95,6 +106,24 @@ class WaitingResultsRule(WasteRule[WaitingResults]):
             "it comes, and keep the result."
         )
         yield Advice("reduce_predictions", why, place or case.site)
+
+
+def _filling_after(place: Place | None) -> Place | None:
+    """The statement of the same loop that puts what another one binds into a container, as it is.
+
+    ``all_logits.append(out.logits)`` after ``out = model(batch)``.
+    """
+    loop = place.loop if place is not None else None
+    if place is None or loop is None:
+        return None
+    names = {one.id for one in bound_names(place.statement) if isinstance(one, ast.Name)}
+    for statement in ast.walk(loop):
+        growth = filling(statement) if isinstance(statement, (ast.Expr, ast.Assign)) else None
+        for value in growth.values if growth is not None else ():
+            calls = {called_name(one) for one in ast.walk(value) if isinstance(one, ast.Call)}
+            if loaded_names(value) & names and calls <= SAME_VALUES | {"detach"}:
+                return place.program.place(statement)
+    return None
 
 
 def _keeping_frame(window: Window, stack: int) -> Frame | None:

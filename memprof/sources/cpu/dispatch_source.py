@@ -169,6 +169,7 @@ class CpuSource(Listener):
             calls[:] = [entry for entry in calls if entry[0] is not hook]
         self._stop()
         pop_left()
+        self._large_values.clear()
         self._live.clear()
 
     def counters(self) -> Sequence[Counters]:
@@ -415,7 +416,7 @@ class CpuSource(Listener):
         self._origins = self._origins or OperatorOrigins()
         self._origins.start()
         self._kept_results.clear()
-        self._large_values.clear()
+        self._large_values.begin()
         self._live.record(True)
         self._live.peak = self._live.bytes
         self._since = next(self._live.serials)

@@ -57,6 +57,8 @@ _FEW_SAME = 2
 """Tensors of the same values: a copy is what many programs have."""
 _DENSE = 0.8
 """Of the places up to its last value, that a line fills."""
+_BEYOND = 1 << 16
+"""Places that are read beyond where all lines end: one entry in thousands may go further."""
 _SEED = 7
 
 _OWNED = frozenset((Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE))
@@ -207,9 +209,9 @@ class LargeValuesWatch:
         """The program is in this step now; safe to call often."""
         if step == self._step:
             return
+        self._steps += max(1, step - self._step) if self._step >= 0 else 1
         self._step = step
-        self._steps += 1
-        due = self._due.pop(self._steps, None)
+        due = [key for at in list(self._due) if at <= self._steps for key in self._due.pop(at)]
         if due:
             self._look(due)
             for key in due:
@@ -218,13 +220,17 @@ class LargeValuesWatch:
                     age = self._steps - group.since
                     self._due[group.since + max(age + 1, int(_LATER * age))].append(key)
 
+    def begin(self) -> None:
+        """A window begins; what is known from an earlier one and lives is looked at again."""
+        self._rows.clear()
+        self._high = 0
+
     def clear(self) -> None:
-        """Begin anew."""
+        """Forget all."""
         self._groups.clear()
         self._rows.clear()
         self._due.clear()
-        self._tensors = self._high = self._steps = 0
-        self._step = -1
+        self._tensors = self._high = 0
 
     def look(self) -> None:
         """Read samples of all that is large and there."""
@@ -428,6 +434,19 @@ def _is_one_hot(values: _Values, shape: tuple[int, ...], generator: np.random.Ge
     return len(ones) == lines and bool((read != 0).any(axis=1).all() and (ones == ones[0]).all())
 
 
+def _last_used(
+    values: _Values, stride: int, extent: int, used: int, generator: np.random.Generator
+) -> int:
+    """Places along a dimension that are filled, where some lines are filled up to ``used``."""
+    if used >= extent:
+        return used
+    lines = generator.integers(len(values) // extent, size=_BEYOND)
+    at = generator.integers(used, extent, size=_BEYOND)
+    places = lines // stride * (stride * extent) + lines % stride + at * stride
+    filled = at[values[places] != 0]
+    return int(filled.max()) + 1 if len(filled) else used
+
+
 def _prefixes(
     values: _Values, shape: tuple[int, ...], generator: np.random.Generator
 ) -> Iterator[tuple[int, int, int, float]]:
@@ -451,5 +470,6 @@ def _prefixes(
         # Lines that are filled whole or not at all run across those that end somewhere.
         end_within = 2 * np.count_nonzero((ends > 0) & (ends < extent)) >= filled
         if filled and end_within and int(read.sum()) >= _DENSE * total:
+            used = _last_used(values, stride, extent, used, generator)
             prefixes.append((used / extent, total, (dim, extent, used, total / lines)))
     return iter(one for *_, one in sorted(prefixes))
