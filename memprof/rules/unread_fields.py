@@ -17,7 +17,7 @@ from memprof.source_code.unread_fields import (
     is_own_class,
 )
 
-__all__ = ["UnreadField", "unread_field"]
+__all__ = ["UnreadField", "generated_part", "unread_field"]
 
 _GENERATED = "generate"
 """The function whose results an `UnreadField` is of, as its owner."""
@@ -117,6 +117,16 @@ def _of_generated(
     program = next((one for one in programs if one.filename == holder.filename), None)
     place = program.at(holder.line) if program is not None else None
     return UnreadField(name, _GENERATED, items, place, holder.line) if place is not None else None
+
+
+def generated_part(holder: Holder) -> str:
+    """What a container's items have of what `generate` returned: ``scores``; empty for others."""
+    for at, link in enumerate(holder.links[1:]):
+        above = holder.links[at]
+        is_part = link.kind == LinkKind.ATTRIBUTE and _is_generated(link.type_name)
+        if is_part and above.kind == LinkKind.ITEM:
+            return _SHOWN.get(link.name, link.name)
+    return ""
 
 
 def _is_generated(type_name: str) -> bool:

@@ -18,6 +18,7 @@ from memprof.rules.containers import (
 from memprof.rules.results_read import fate_of, reads_outside_torch
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.rules.source_facts import handed_over
+from memprof.rules.unread_fields import generated_part
 from memprof.source_code.program import Place, Program, called_name, calls_in
 from memprof.source_code.reduced_containers import reduction_of_all
 from memprof.source_code.reductions import Reduced
@@ -109,6 +110,14 @@ def _as_it_comes(cause: GrownContainer, case: Case, why: str) -> Iterator[Advice
     By what operators did with it in the job, or by the source.
     """
     place = cause.container.place
+    part = generated_part(cause.container.holder)
+    if part:
+        how = (
+            f"{why}, and each item is all that `generate` returned, its `{part}` as well: compute "
+            "what is needed of that as it comes, and keep the result with `sequences`."
+        )
+        yield Advice("reduce_predictions", how, place)
+        return
     fate = fate_of(case.window, case.finding.stack) if case.window is not None else None
     if fate is not None and not reads_outside_torch(case.everywhere):
         if fate.readers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memprof.rules.case import Case
 from memprof.rules.containers import filled_container
@@ -40,6 +40,9 @@ class UnreadFieldOfItems(GrowthRule[Unread]):
         field = unread_field(container.holder, case.everywhere) if container is not None else None
         if field is None or field.items < (_FEWEST if field.is_of_results else _FEWEST_ITEMS):
             return None
+        if field.is_of_results and not field.read:
+            place = container.place if container is not None else field.place
+            field = replace(field, place=place, line=place.line)
         return Unread(field)
 
     def advice(self, cause: Unread, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the cause says all
