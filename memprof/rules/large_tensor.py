@@ -32,6 +32,8 @@ _LEAST_SHARE = 0.2
 """Of the peak, with all tensors of its size: less is what every program has."""
 _LEAST_ONE = 0.1
 """Of the peak: many small tensors of one size are a collection, and no large tensor."""
+_LEAST_OF_FEW, _FEW = 0.05, 8
+"""The same where they are so few, as what an operation makes of others value by value."""
 _LEAST_OF_SIZE = 0.25
 """Of the size at the peak, in other steps: a line may make small tensors as well."""
 
@@ -73,7 +75,8 @@ def large_tensor(window: Window) -> LargeTensor | None:
     )
     there = np.flatnonzero(alike & window.at_peak)
     nbytes = int(window.lives.size[there].sum())
-    if window.share(nbytes) < _LEAST_SHARE or window.share(int(size)) < _LEAST_ONE:
+    least = _LEAST_ONE if len(there) > _FEW else _LEAST_OF_FEW
+    if window.share(nbytes) < _LEAST_SHARE or window.share(int(size)) < least:
         return None
     row = int(np.flatnonzero(alike & (window.made_in == window.made_in[row]))[0])
     in_every_step = _in_every_step(window, alike, int(size))

@@ -40,7 +40,7 @@ _PICKING = frozenset(
 """Methods of tensors, and functions of torch, that reduce a dimension or take a part of it."""
 _ADDING = frozenset(
     (
-        *("all", "amax", "amin", "any", "count_nonzero", "logsumexp", "max", "mean", "min"),
+        *("all", "amax", "amin", "any", "count_nonzero", "logsumexp", "max", "mean", "min", "norm"),
         *("nansum", "nanmean", "prod", "std", "std_mean", "sum", "var", "var_mean"),
     )
 )

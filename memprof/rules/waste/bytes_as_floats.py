@@ -32,6 +32,8 @@ __all__ = ["RULE"]
 
 _LEAST_SHARE = 0.1
 """Of the peak."""
+_NEARLY_ALL = 0.8
+"""Of the peak, from which what only samples tell is a headline."""
 _HIGHEST = 255
 """Of a byte."""
 _FLOAT = 4
@@ -161,6 +163,8 @@ def _of_few_values(window: Window) -> Bytes | None:
         rows=rows,
         nbytes=int(window.lives.size[rows].sum()),
         saving=window.replayed(window.whole(rows)),
+        # A ring of frames is often left so; where it is nearly all there is, nobody would.
+        tentative=window.share(window.bytes_of(few & mask)) < _NEARLY_ALL,
         distinct=values.distinct + (values.filled < 1),
         item_bytes=values.item_bytes,
     )

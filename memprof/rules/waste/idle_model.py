@@ -10,6 +10,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.rules.running_variables import still_running, variable_of
+from memprof.source_code.idle_attributes import idle_attribute
 from memprof.source_code.last_reads import last_read_before, reads_again
 from memprof.source_code.program import Place, place_of
 from memprof.trace import Category, Phase
@@ -123,6 +124,10 @@ def _idle(window: Window, root: str, rows: Ints) -> _Idle | None:
         return None
     made_by = window.stack(int(rows[np.argmax(window.lives.size[rows])]))
     now = window.trace.stack(int(window.trace.events.stack[window.peak.event]))
+    ends = np.full(len(rows), int(calls[-1]) + 1)
+    attribute = idle_attribute(made_by, now, window.programs)
+    if attribute is not None:
+        return _Idle(rows, ends, attribute.name, attribute.place, attribute.line)
     back = still_running(made_by, now)
     place = place_of(made_by[-back]) if back is not None else None
     if back is None or place is None:
@@ -130,7 +135,6 @@ def _idle(window: Window, root: str, rows: Ints) -> _Idle | None:
     name, line_now = variable_of(place, made_by[:-back], root.partition("#")[0]), now[-back].line
     if not name or reads_again(place, name, line_now):
         return None
-    ends = np.full(len(rows), int(calls[-1]) + 1)
     return _Idle(rows, ends, name, place, last_read_before(place, name, line_now))
 
 

@@ -16,7 +16,7 @@ from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.entries_read import EntryRead, entry_read
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.kept_parts import KeptPart, kept_part, reduced_items
-from memprof.source_code.program import code_of, own_calls, place_of
+from memprof.source_code.program import Place, calls_in, code_of, own_calls, place_of
 from memprof.source_code.reductions import Reduced, Reduction, reduction_of
 from memprof.source_code.verbs import JOINING
 from memprof.trace import EMPTY, Category, Frame
@@ -26,6 +26,7 @@ from memprof.views.window import Ints, Window
 
 __all__ = ["RULE"]
 
+_PARAMETERS = ("named_parameters", "parameters")
 _LEAST_SHARE = 0.1
 """Of the peak, that entries of items in a list have, or the items."""
 
@@ -55,6 +56,8 @@ class ReducedLater(Match):
     """The part that is read of results in a list."""
     of_library: bool = False
     """A library makes the parts, and keeps them as it likes."""
+    of_parameters: bool = False
+    """The parts are a model's parameters."""
 
 
 class ReducedLaterResults(WasteRule[ReducedLater]):
@@ -74,6 +77,9 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
             place = place_of(window.frame_of(row))
             number = _number_of_join(window, row)
             reduction = reduction_of(place, window.programs, number) if place is not None else None
+            if reduction is not None and place is not None and _joins_parameters(place):
+                yield _of_parameters(window, row, place, reduction)
+                return
             if reduction is None or len(parts) < FEWEST_PARTS:
                 continue
             results, every = all_joined(window, row)
@@ -103,6 +109,9 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
             keys = " and ".join(f"`{one.key}`" for one in match.entries)
             return f"are {keys} of items in a list, of which only {_texts(match)} read"
         assert match.reduction is not None
+        if match.of_parameters:
+            read = _what_is_read(match.reduction)
+            return f"are all parameters joined, and what is made of that; only {read} read"
         number = len(match.rows) - 1
         parts = f"{number} results and the tensor joined from them" if number else "joined results"
         return f"are {parts}, of which only {_what_is_read(match.reduction)} read"
@@ -133,6 +142,14 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
             return
         assert match.reduction is not None
         read, nbytes = _what_is_read(match.reduction), format_bytes(match.nbytes)
+        if match.of_parameters:
+            why = (
+                f"{nbytes} are all parameters in one tensor, and what is made of it, of which only "
+                f"{read} read: add up what each parameter gives by itself, as "
+                "`sum(p.abs().sum() for p in model.parameters())` does."
+            )
+            yield Advice("running_total", why, case.site)
+            return
         if match.reduction.along is Reduced.EACH_PART:
             take = "one after the other" if match.of_library else "before it is kept"
             why = (
@@ -147,6 +164,40 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
         )
         why += ", and keep what each gives by itself." if match.reduction.lines else "."
         yield Advice("running_total", why, case.site, remains=match.remains)
+
+
+def _joins_parameters(place: Place) -> bool:
+    """Whether a statement joins what it makes of each parameter of a model."""
+    joins = own_calls(place.statement, *JOINING)
+    return len(joins) == 1 and any(
+        isinstance(node, ast.comprehension) and bool(calls_in(node.iter, *_PARAMETERS))
+        for node in ast.walk(joins[0])
+    )
+
+
+def _of_parameters(window: Window, row: int, place: Place, reduction: Reduction) -> ReducedLater:
+    """All parameters in one tensor, with what its function makes of it that is as large."""
+    lives, function = window.lives, place.function or place.statement
+    lines = range(function.lineno, (function.end_lineno or function.lineno) + 1)
+    sites = [
+        at
+        for at, frame in enumerate(window.owners.sites.frames)
+        if frame.filename == place.program.filename and frame.line in lines
+    ]
+    alike = lives.requested == lives.requested[row]
+    alike &= ~window.has_owner
+    alike &= np.isin(window.site, sites) | np.isin(
+        window.origin_site, [one for one in sites if one]
+    )
+    there = np.flatnonzero(alike & window.at_peak)
+    return ReducedLater(
+        row=row,
+        rows=there,
+        nbytes=int(lives.size[there].sum()),
+        saving=window.replayed(window.whole(np.flatnonzero(alike))),
+        reduction=reduction,
+        of_parameters=True,
+    )
 
 
 def _number_of_join(window: Window, row: int) -> int:

@@ -1,0 +1,62 @@
+"""reduced-later, where all parameters of a model are joined for one number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.rules.recorded import findings_of, peak_of
+
+WIDTH = 256
+
+
+def by_parameter(model):
+    return sum(one.abs().sum() for one in model.parameters())
+
+
+def by_all(model):
+    every = torch.cat([one.view(-1) for one in model.parameters()])
+    return torch.norm(every, 1)
+
+
+def returned(model):
+    every = torch.cat([one.reshape(-1) for one in model.parameters()])
+    return every, every.abs().sum()
+
+
+def penalized(penalty):
+    def program():
+        model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(8)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+        def step(number):
+            given = penalty(model)
+            value = given[1] if isinstance(given, tuple) else given
+            (model(torch.randn(16, WIDTH)).square().mean() + 1e-4 * value).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    return program
+
+
+def joined(penalty, path):
+    return [one for one in findings_of(penalized(penalty), path) if one.rule == "reduced-later"]
+
+
+def test_each_parameter_gives_its_part_of_the_sum(tmp_path):
+    (found,) = joined(by_all, tmp_path / "run.json")
+    (first,) = found.remedies
+    assert "are all parameters joined, and what is made of that" in found.title
+    assert first.fix == "running_total"
+    assert first.code == "every = torch.cat([one.view(-1) for one in model.parameters()])"
+    findings_of(penalized(by_parameter), tmp_path / "each.json")
+    saved = peak_of(tmp_path / "run.json") - peak_of(tmp_path / "each.json")
+    assert 0 < first.saves_bytes <= 1.1 * saved
+
+
+@pytest.mark.parametrize("penalty", [returned, by_parameter])
+def test_what_is_read_otherwise_may_be_needed(penalty, tmp_path):
+    assert not joined(penalty, tmp_path / "run.json")

@@ -1,0 +1,77 @@
+"""wide-checkpoint: one checkpoint spans many blocks, which are all computed again at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.rules.recorded import findings_of, peak_of
+
+WIDTH, BLOCKS, ROWS = 64, 8, 256
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x):
+        return x + self.layers(x)
+
+
+class Encoder(nn.Module):
+    def __init__(self, of_each):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(BLOCKS)])
+        self.of_each = of_each
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.of_each else block(x)
+        return x
+
+
+class Model(nn.Module):
+    def __init__(self, of_each):
+        super().__init__()
+        self.into, self.encoder = nn.Linear(WIDTH, WIDTH), Encoder(of_each)
+        self.of_each = of_each
+
+    def forward(self, x):
+        x = self.into(x)
+        if self.of_each:
+            return self.encoder(x)
+        return checkpoint(self.encoder, x, use_reentrant=False)
+
+
+def learning(of_each):
+    def program():
+        model = Model(of_each)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+        def step(number):
+            model(torch.randn(ROWS, WIDTH)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    return program
+
+
+fires = learning(of_each=False)
+looks_alike = learning(of_each=True)
+
+
+def test_a_checkpoint_of_each_block_is_what_saves(tmp_path):
+    found = next(
+        one for one in findings_of(fires, tmp_path / "run.json") if one.rule == "wide-checkpoint"
+    )
+    (first,) = found.remedies
+    assert not found.minor
+    assert found.title.endswith("that one checkpoint computes again at once")
+    assert first.code == "return checkpoint(self.encoder, x, use_reentrant=False)"
+    findings_of(looks_alike, tmp_path / "each.json")
+    saved = peak_of(tmp_path / "run.json") - peak_of(tmp_path / "each.json")
+    assert 0.8 * saved <= first.saves_bytes <= saved  # what is told is no more than what is saved
