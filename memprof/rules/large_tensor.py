@@ -26,14 +26,15 @@ __all__ = [
     "made_by_module",
     "made_on_its_line",
     "match_of",
+    "one_of_several",
 ]
 
 _LEAST_SHARE = 0.2
 """Of the peak, with all tensors of its size: less is what every program has."""
 _LEAST_ONE = 0.1
 """Of the peak: many small tensors of one size are a collection, and no large tensor."""
-_LEAST_OF_FEW, _FEW = 0.05, 8
-"""The same where they are so few, as what an operation makes of others value by value."""
+_LEAST_OF_SEVERAL = 0.05
+"""The same where an operation makes several of it, one of the other, value by value."""
 _LEAST_OF_SIZE = 0.25
 """Of the size at the peak, in other steps: a line may make small tensors as well."""
 
@@ -59,6 +60,15 @@ class LargeTensor:
 @lru_cache(maxsize=1)  # five rules ask for that of one window
 def large_tensor(window: Window) -> LargeTensor | None:
     """The largest tensor that is no part of a model, if it makes much of the peak."""
+    return _large_tensor(window, _LEAST_ONE)
+
+
+def one_of_several(window: Window) -> LargeTensor | None:
+    """The same, if it makes much of the peak with others of its size."""
+    return _large_tensor(window, _LEAST_OF_SEVERAL)
+
+
+def _large_tensor(window: Window, least_one: float) -> LargeTensor | None:
     if window.peak.event < 0:
         return None
     mask = window.at_peak & ~window.has_owner & (window.category != Category.INPUT)
@@ -75,8 +85,7 @@ def large_tensor(window: Window) -> LargeTensor | None:
     )
     there = np.flatnonzero(alike & window.at_peak)
     nbytes = int(window.lives.size[there].sum())
-    least = _LEAST_ONE if len(there) > _FEW else _LEAST_OF_FEW
-    if window.share(nbytes) < _LEAST_SHARE or window.share(int(size)) < least:
+    if window.share(nbytes) < _LEAST_SHARE or window.share(int(size)) < least_one:
         return None
     row = int(np.flatnonzero(alike & (window.made_in == window.made_in[row]))[0])
     in_every_step = _in_every_step(window, alike, int(size))

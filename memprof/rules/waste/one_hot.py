@@ -10,7 +10,7 @@ from enum import Enum
 import numpy as np
 
 from memprof.rules.case import Case
-from memprof.rules.large_tensor import LargeTensor, large_tensor
+from memprof.rules.large_tensor import LargeTensor, large_tensor, one_of_several
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idioms import CASTING, without_casts
 from memprof.source_code.program import (
@@ -82,14 +82,13 @@ class OneHot(WasteRule[OneHotTable]):
 
     def matches(self, window: Window) -> Iterator[OneHotTable]:
         """The large tensor of the peak, made by `one_hot` and read by a product alone."""
-        large = large_tensor(window)
-        if large is None:
-            return
-        smoothed = self._smoothed(window, large)
+        several = one_of_several(window)
+        smoothed = self._smoothed(window, several) if several is not None else None
         if smoothed is not None:
             yield smoothed
             return
-        if large.place is None:
+        large = large_tensor(window)
+        if large is None or large.place is None:
             return
         statements = weighing_statements(large.place)
         if statements:
