@@ -29,7 +29,7 @@ _JSON = "json."
 """It takes no tensors."""
 _SMALL = (
     *("all", "any", "argmax", "argmin", "max", "mean", "min", "norm", "sum", "topk"),
-    *("arange", "item", "randint", "randperm", "size", "tensor"),
+    *("arange", "item", "linspace", "rand", "randint", "randn", "randperm", "size", "tensor"),
 )
 """… and what gives it something small to read."""
 

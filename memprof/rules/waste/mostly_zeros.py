@@ -74,9 +74,14 @@ class MostlyZerosRule(WasteRule[MostlyZeros]):
         """What is there at the peak, stays, and was as full when half the steps were over."""
         lives = window.lives
         known = values_by_stack_and_size(window)
-        kinds = {key: k for key, one in known.items() if (k := _kind(one)) is not None}
         own = ~np.isin(window.category, tuple(_IN_USE))
-        rows = {key: rows_of(window, *key) & own for key in kinds}
+        rows = {key: rows_of(window, *key) & own for key in known}
+        kinds: dict[tuple[int, int], tuple[_Pattern, float]] = {}
+        for key, one in known.items():
+            are_several = bool(np.count_nonzero(rows[key] & window.at_peak) > 1)
+            pattern_of = _kind(one, dimensions=len(one.shape) + are_several)
+            if pattern_of is not None:
+                kinds[key] = pattern_of
         lasting = window.stays | (window.freed_in - window.made_in > SURVIVOR_AGE)
         settled = np.zeros(len(lives), bool)
         for key in kinds:
@@ -156,8 +161,11 @@ class MostlyZerosRule(WasteRule[MostlyZeros]):
         yield Advice(match.pattern.value, why, place, remains=match.remains)
 
 
-def _kind(values: Values) -> tuple[_Pattern, float] | None:
-    """How the zeros of a tensor lie, and the share of its bytes that the change leaves."""
+def _kind(values: Values, dimensions: int) -> tuple[_Pattern, float] | None:
+    """How the zeros of a tensor lie, and the share of its bytes that the change leaves.
+
+    ``dimensions`` are those of all that are like it: several are as one tensor of one more.
+    """
     extent, filled = values.extent, values.filled
     if extent >= _FEWEST_PLACES and values.used <= _MOST_REMAINS * extent:
         return _Pattern.TAIL, values.used / extent
@@ -165,7 +173,7 @@ def _kind(values: Values) -> tuple[_Pattern, float] | None:
     if extent >= _FEWEST_PLACES and not is_mask and values.mean_used <= _MOST_REMAINS * extent:
         return _Pattern.PADDING, values.mean_used / extent
     item_bytes = values.item_bytes
-    if not filled or not item_bytes or len(values.shape) > _MOST_DIMENSIONS:
+    if not filled or not item_bytes or dimensions > _MOST_DIMENSIONS:
         return None  # nobody has begun to fill it, or they are images
     if values.are_ones:
         remains = filled * _INDEX_BYTES / item_bytes

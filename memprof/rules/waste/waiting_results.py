@@ -116,14 +116,28 @@ def _filling_after(place: Place | None) -> Place | None:
     loop = place.loop if place is not None else None
     if place is None or loop is None:
         return None
-    names = {one.id for one in bound_names(place.statement) if isinstance(one, ast.Name)}
-    for statement in ast.walk(loop):
-        growth = filling(statement) if isinstance(statement, (ast.Expr, ast.Assign)) else None
+    names = _bound(place.statement)
+    statements = [one for one in ast.walk(loop) if isinstance(one, (ast.Expr, ast.Assign))]
+    for statement in sorted(statements, key=lambda one: one.lineno):
+        growth = filling(statement)
         for value in growth.values if growth is not None else ():
-            calls = {called_name(one) for one in ast.walk(value) if isinstance(one, ast.Call)}
-            if loaded_names(value) & names and calls <= SAME_VALUES | {"detach"}:
+            if _is_as_it_was(value, names):
                 return place.program.place(statement)
+        if isinstance(statement, ast.Assign) and _is_as_it_was(statement.value, names):
+            names |= _bound(statement)
     return None
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    return {one.id for one in bound_names(statement) if isinstance(one, ast.Name)}
+
+
+def _is_as_it_was(value: ast.expr, names: set[str]) -> bool:
+    """Whether an expression is one of some variables, or a part of it: nothing is computed."""
+    calls = {called_name(one) for one in ast.walk(value) if isinstance(one, ast.Call)}
+    is_computed = any(isinstance(one, (ast.BinOp, ast.Compare)) for one in ast.walk(value))
+    is_own = bool(loaded_names(value) & names)
+    return is_own and not is_computed and calls <= SAME_VALUES | {"detach"}
 
 
 def _keeping_frame(window: Window, stack: int) -> Frame | None:
