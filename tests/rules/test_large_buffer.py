@@ -56,3 +56,22 @@ def test_it_is_told_where_its_size_is_set(tmp_path):
     assert large.bytes == 256 * 256 * 4
     (remedy,) = large.remedies
     assert (remedy.fix, remedy.code) == ("right_size", "side = longest")
+
+
+class Queue(nn.Module):
+    """Negatives of earlier batches: each batch writes a part, and all of them are read."""
+
+    def __init__(self, places):
+        super().__init__()
+        self.register_buffer("negatives", torch.randn(places, 32))
+        self.at = 0
+
+    def forward(self, keys):
+        self.negatives[self.at : self.at + len(keys)].copy_(keys.detach())
+        self.at = (self.at + len(keys)) % self.negatives.size(0)
+        return keys @ self.negatives.t()
+
+
+def test_a_queue_of_which_a_part_is_written_is_read_whole(tmp_path):
+    found = findings_of(lambda: step_of(Queue(2048)), tmp_path / "run.json")
+    assert "large-buffer" not in [one.rule for one in found]

@@ -29,6 +29,9 @@ from memprof.views.window import Window
 __all__ = ["RULE"]
 
 
+_OF_SHAPE = frozenset(("device", "dtype", "ndim", "shape", "size"))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SlicedBuffer(Match):
     """Buffers, and whose they are."""
@@ -78,21 +81,40 @@ class LargeBuffer(WasteRule[SlicedBuffer]):
 
 
 def _reads_slice(programs: Sequence[Program], place: Place) -> bool:
-    """Whether the program reads ``self.name[:…]`` of a buffer that a statement makes.
+    """Whether all that the program reads of a buffer that a statement makes is ``self.name[:…]``.
 
-    Where the statement registers none (it moves the whole model), of any that its file registers.
+    Where the statement registers none (it moves the whole model), of one that its file registers.
     """
+    own = buffers_made_by(place)
     calls = calls_in(place.program.tree, "register_buffer")
-    names = set(buffers_made_by(place)) or {registered_name(call) for call in calls}
-    return any(
-        isinstance(node, ast.Subscript)
-        and isinstance(node.ctx, ast.Load)
-        and isinstance(node.value, ast.Attribute)
-        and node.value.attr in names
-        and any(isinstance(one, ast.Slice) for one in ast.walk(node.slice))
-        for program in programs
-        for node in ast.walk(program.tree)
-    )
+    names = own or [name for call in calls if (name := registered_name(call))]
+    return any(_is_read_by_slices(programs, name) for name in names)
+
+
+def _is_read_by_slices(programs: Sequence[Program], name: str) -> bool:
+    """Whether slices are read of an attribute, and never all of it."""
+    slices = 0
+    for program in programs:
+        above = {
+            child: node for node in ast.walk(program.tree) for child in ast.iter_child_nodes(node)
+        }
+        for node in ast.walk(program.tree):
+            is_it = isinstance(node, ast.Attribute) and node.attr == name
+            if not is_it or not isinstance(node.ctx, ast.Load):  # type: ignore[attr-defined]
+                continue
+            parent = above.get(node)
+            if isinstance(parent, ast.Attribute) and parent.attr in _OF_SHAPE:
+                continue
+            if isinstance(parent, ast.Call) and parent.func is node:
+                continue  # ``torch.tril(…)``, where the buffer is ``self.tril``
+            if not isinstance(parent, ast.Subscript) or parent.value is not node:
+                return False
+            method = above.get(parent)
+            is_written = isinstance(method, ast.Attribute) and method.attr.endswith("_")
+            if is_written or not isinstance(parent.ctx, ast.Load):
+                continue  # ``self.queue[at : at + n].copy_(keys)``
+            slices += any(isinstance(one, ast.Slice) for one in ast.walk(parent.slice))
+    return slices > 0
 
 
 RULE = LargeBuffer()
