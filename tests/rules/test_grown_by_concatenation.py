@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
+import memprof
 from tests.rules.recorded import findings_of
 
 ROWS, WIDTH = 16, 64
@@ -82,3 +84,40 @@ def test_only_what_is_read_of_it_is_to_be_kept(tmp_path):
 def test_what_is_read_as_a_whole_is_not_cut(tmp_path):
     found, *_ = findings_of(of_the_newest_and_all, tmp_path / "run.json")
     assert [one.fix for one in found.remedies][:2] == ["clear_container", "cpu_offload"]
+
+
+def accuracy(logits):
+    return (logits.argmax(-1) == 0).float().mean().item()
+
+
+def evaluate(number_of_batches):
+    logits = None
+    for _ in range(number_of_batches):
+        batch = torch.randn(ROWS, 64 * WIDTH)
+        logits = batch if logits is None else torch.cat([logits, batch])
+        memprof.step()
+    return accuracy(logits)
+
+
+def collect(number_of_batches):
+    """What is returned may be needed as it is."""
+    rows = None
+    for _ in range(number_of_batches):
+        batch = torch.randn(ROWS, 64 * WIDTH)
+        rows = batch if rows is None else torch.cat([rows, batch])
+        memprof.step()
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("job", "fix"), [(evaluate, "reduce_predictions"), (collect, "clear_container")]
+)
+def test_what_is_only_handed_on_behind_the_loop_is_reduced_as_it_comes(job, fix, tmp_path):
+    def program():
+        job(40)
+        return lambda number: None
+
+    found = findings_of(program, tmp_path / "run.json", steps=0)[0]
+    assert (found.rule, found.remedies[0].fix) == ("grown-by-concatenation", fix)
+    if job is evaluate:
+        assert "only handed to `accuracy` when the loop is over" in found.remedies[0].why

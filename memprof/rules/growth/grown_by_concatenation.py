@@ -13,6 +13,7 @@ from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import grown_by_concatenation
 from memprof.source_code.parts_read import newest_read
 from memprof.source_code.program import Place
+from memprof.source_code.scopes import reads_of
 
 __all__ = ["RULE"]
 
@@ -32,7 +33,10 @@ class GrownByConcatenation(GrowthRule[Concatenation]):
 
     name = "grown-by-concatenation"
     summary = "a tensor is joined with more in every step"
-    fixes = ("right_size", "clear_container", "cpu_offload", "preallocate")
+    fixes = (
+        *("right_size", "reduce_predictions", "clear_container", "cpu_offload"),
+        "preallocate",
+    )
     yields_to = ("kept-graph", "running-sum", "carried-state")
 
     def match(self, case: Case) -> Concatenation | None:
@@ -57,6 +61,15 @@ class GrownByConcatenation(GrowthRule[Concatenation]):
                 cause.place,
                 typed=_cut(cause.place, cause.newest),
             )
+        call = _handed_to_after(cause.place, cause.name) if cause.newest is None else None
+        if call is not None:
+            yield Advice(
+                "reduce_predictions",
+                f"`{cause.name}` is made longer again and again, and only handed to "
+                f"`{ast.unparse(call.func)}` when the loop is over (line {call.lineno}): compute "
+                "what that needs of each part as it comes, and keep the sums.",
+                cause.place,
+            )
         yield Advice(
             "clear_container",
             f"`{cause.name}` is made longer again and again: begin it anew when it has been used, "
@@ -67,6 +80,28 @@ class GrownByConcatenation(GrowthRule[Concatenation]):
         yield Advice("cpu_offload", f"{why}: collect the parts in host memory.", cause.place)
         once = f"{why}: allocate the final size once."
         yield Advice("preallocate", once, cause.place, otherwise=True)
+
+
+def _handed_to_after(place: Place, name: str) -> ast.Call | None:
+    """The one call that a variable is handed to behind the loop, if that is all it is read for."""
+    loop = place.loop
+    if loop is None or "." in name:
+        return None
+    calls: dict[int, ast.Call] = {}
+    for load, around in reads_of(place.scope, name):
+        if load.lineno <= (loop.end_lineno or loop.lineno):
+            if loop.lineno <= load.lineno and not _is_of_statement(place, load):
+                return None  # the loop itself reads what there is so far
+            continue
+        call = around[-2] if isinstance(around[-1], ast.keyword) else around[-1]
+        if not isinstance(call, ast.Call) or call.func is load:
+            return None
+        calls[id(call)] = call
+    return next(iter(calls.values())) if len(calls) == 1 else None
+
+
+def _is_of_statement(place: Place, load: ast.AST) -> bool:
+    return any(node is load for node in ast.walk(place.statement))
 
 
 def _cut(place: Place, newest: ast.Subscript) -> str:
