@@ -5,16 +5,17 @@ from __future__ import annotations
 import ctypes
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from memprof.records import LargeValues
 from memprof.sources.cpu.live_storages import LiveStorages, StorageReference
 from memprof.trace import EMPTY, Category
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = ["LEAST_BYTES", "LargeValuesWatch"]
 
@@ -66,17 +67,16 @@ _OWNED = frozenset((Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_ST
 _PATTERNS: dict[int, type[np.unsignedinteger[Any]]] = {
     1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64
 }  # fmt: skip
-_Values = npt.NDArray[np.unsignedinteger[Any]]
+_Values: TypeAlias = "npt.NDArray[np.unsignedinteger[Any]]"
 """Bit patterns: only whether they are zero, and whether two are the same, is asked."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
+class _Look(NamedTuple):
     """What the values of a tensor were, as far as they were read."""
 
     filled: float
     """Share of the values that are not zero."""
-    count: int
+    read: int
     """How many of the sample that are."""
     distinct: int = 0
     """Different values among those of the sample that are not zero; 0: there are too few to tell,
@@ -128,7 +128,7 @@ class _Tensor:
         """What is there now, when so many steps of the window are over."""
         self.looks += 1
         self.look = look
-        self.filled_by_age[steps - self.since] = _Filled(look.filled, look.count)
+        self.filled_by_age[steps - self.since] = _Filled(look.filled, look.read)
 
     @property
     def is_settled(self) -> bool:
@@ -394,11 +394,11 @@ def _look(
     look = _Look(filled, len(others), distinct, repeats=repeats)
     if filled > _FEW:
         return look
-    look = replace(look, ones=len(others) > 1 and bool((others == others[0]).all()))
+    look = look._replace(ones=len(others) > 1 and bool((others == others[0]).all()))
     if _is_one_hot(values, shape, generator):
-        return replace(look, ones=True, one_hot=True)
+        return look._replace(ones=True, one_hot=True)
     for dim, extent, used, mean_used in _prefixes(values, shape, generator):
-        return replace(look, dim=dim, extent=extent, used=used, mean_used=mean_used)
+        return look._replace(dim=dim, extent=extent, used=used, mean_used=mean_used)
     return look
 
 

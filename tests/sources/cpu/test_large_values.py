@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 import memprof
 from memprof.loading import load
+from tests.sources.recording import CpuRecording
 
 STEPS = 16
 ROWS, WIDTH = 256, 512
@@ -152,21 +153,30 @@ def test_the_programs_random_numbers_stay_what_they_are(tmp_path):
     assert torch.equal(alone, watched)
 
 
-def test_what_an_earlier_window_made_is_looked_at_in_the_next_one(tmp_path):
+def steps_in_window(recording, number):
+    for _ in range(number):
+        recording.loop_watch.step_done()
+        recording.source.counters()
+
+
+def test_what_an_earlier_window_made_is_looked_at_in_the_next_one():
     """A data set is made in the first window, and what it is is known in those that follow."""
-    rows, generator = torch.zeros(1024, 1700), torch.Generator().manual_seed(0)
-    options = {"allowance_s": 0.05, "budget": 0.5}  # so that the first window soon ends
-    with memprof.track(tmp_path / "run.json", sources=("cpu",), **options) as tracker:
-        rows = torch.zeros(1024, 1700)
-        for number in range(1024):
-            length = 1700 if number == 77 else int(torch.randint(40, 80, (), generator=generator))
-            rows[number, :length] = 1.0 + torch.rand(length, generator=generator)
-        for _ in range(400):
-            rows[:4].sum()
-            tracker.step()
-    run = load(tmp_path / "run.json")
-    last = [one for one in run.large_values if rows.numel() * 4 in one.size][-1]
-    at = last.size.index(rows.numel() * 4)
-    assert (last.dim[at], last.used[at] > 1600) == (1, True)
-    assert 40 <= last.mean_used[at] <= 200
-    assert last.settled[at] == 1
+    recording, generator = CpuRecording(), torch.Generator().manual_seed(0)
+    recording.source.begin_window()
+    rows = torch.zeros(1024, 1700)
+    steps_in_window(recording, 2)
+    recording.source.end_window()
+    (record,) = recording.source.observations()
+    assert (record.filled, record.dim) == ([0.0], [-1])  # nobody has begun to fill it
+    for number, length in enumerate(torch.randint(40, 80, (1024,), generator=generator).tolist()):
+        rows[number, :length] = 1.0 + torch.rand(length, generator=generator)
+    rows[77] = 1.0
+    recording.source.begin_window()
+    steps_in_window(recording, 20)
+    recording.source.end_window()
+    (record,) = recording.source.observations()
+    recording.close()
+    assert (record.size, record.shape, record.dim) == ([1024 * 1700 * 4], [[1024, 1700]], [1])
+    assert 1600 < record.used[0] <= 1700
+    assert 40 <= record.mean_used[0] <= 200
+    assert record.settled == [1]
