@@ -25,7 +25,7 @@ it, wastes the same share when it is run large."""
 _LEAST = 512 << 10
 """Fewer bytes nobody acts on, whatever their share."""
 _OF_CARD = 0.01
-_ON_HOST = 64 << 20
+_ON_HOST = 48 << 20
 """What a part that the program needs must come to: a hundredth of the card; of the host, or of a
 card of unknown size, as much as a small card would have for it."""
 _SHORT = 0.6
