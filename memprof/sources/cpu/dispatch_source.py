@@ -496,7 +496,7 @@ class CpuSource(Listener):
                         if new is not None:
                             if func is conversion or out.dtype in wide:
                                 doubles.see(args, out, new)
-                            if new.size >= LEAST_BYTES:
+                            if own and new.size >= LEAST_BYTES:
                                 large_values.add(new, out)
                     elif id(func) in parts:
                         self._note_part(frame_here(0).f_back, func, args)

@@ -158,14 +158,15 @@ class _Group:
         """Steps of the window that were over."""
         self.tensors: list[_Tensor] = []
         self.made = 0
-        """How many there were."""
+        """How many there were, those that have died as well."""
 
 
 class LargeValuesWatch:
     """Looks at samples of large tensors at new highs, and ever more rarely while they stay.
 
-    A look takes half a millisecond a tensor. Only tensors that an operator returned are known, and
-    only those whose values lie one behind the other.
+    A look reads a thousand values of a tensor, and some lines along its dimensions. Only tensors
+    that an operator of the window's own thread returned are known, and only those whose values lie
+    one behind the other.
     """
 
     def __init__(self, live: LiveStorages) -> None:
