@@ -438,7 +438,7 @@ class LargeValues(
     dim: list[int] = []
     """The dimension along which values come first and only zeros after them; -1 without one."""
     used: list[int] = []
-    """Places along it that are filled, the most of any line."""
+    """Places along it that are filled, the most of any line at any look."""
     mean_used: list[float] = []
     """And of a line on average."""
 

@@ -38,7 +38,7 @@ def zeros(program, path):
 def test_places_that_nothing_fills_are_left_out(tmp_path):
     (found,) = zeros(fires, tmp_path / "run.json")
     (first,) = found.remedies
-    assert found.title.endswith(f"are tensors of 1,024 places of which {USED} are filled")
+    assert found.title.endswith(f"are tensors of 1,024 places, of which {USED} were seen filled")
     assert found.bytes == BATCH * PLACES * WIDTH * 4
     assert (first.fix, first.code) == ("right_size", "cache = torch.zeros(BATCH, places, WIDTH)")
     findings_of(answering(USED), tmp_path / "small.json")

@@ -121,7 +121,8 @@ class MostlyZerosRule(WasteRule[MostlyZeros]):
         values = match.values
         assert values is not None
         if match.pattern is _Pattern.TAIL:
-            return f"are tensors of {values.extent:,} places of which {values.used:,} are filled"
+            used = f"{values.used:,} were seen filled"
+            return f"are tensors of {values.extent:,} places, of which {used}"
         if match.pattern is _Pattern.PADDING:
             return (
                 f"are padded to {values.extent:,} places of which {values.mean_used:,.0f} are "
@@ -138,8 +139,8 @@ class MostlyZerosRule(WasteRule[MostlyZeros]):
         if match.pattern is _Pattern.TAIL:
             why = (
                 f"{nbytes} are made for {values.extent:,} places along dimension {values.dim}, and "
-                f"{values.used:,} of them are ever filled: make them as long as what is put in, "
-                "and longer where that is not enough."
+                f"no look saw more than {values.used:,} of them filled: make them as long as what "
+                "is put in, and longer where that is not enough."
             )
             place = size_statement(place) or place
         elif match.pattern is _Pattern.PADDING:

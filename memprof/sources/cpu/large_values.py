@@ -127,6 +127,9 @@ class _Tensor:
     def note(self, look: _Look, steps: int) -> None:
         """What is there now, when so many steps of the window are over."""
         self.looks += 1
+        before = self.look
+        if before is not None and before.dim == look.dim:
+            look = look._replace(used=max(before.used, look.used))
         self.look = look
         self.filled_by_age[steps - self.since] = _Filled(look.filled, look.read)
 
