@@ -374,7 +374,7 @@ class _Assembly:
         self._kept_results.append(record)
 
     def _add_large_values(self, record: LargeValues) -> None:
-        counts = (record.size, record.count, record.looks, record.settled, record.one_hot)
+        counts = (record.size, record.count, record.looks, record.settled)
         places = (record.repeats, record.same, record.used, record.ones, record.distinct)
         shares = (record.filled, record.mean_used)
         columns = (*counts, *places, *shares, record.shape, record.dim)

@@ -406,7 +406,8 @@ class LargeValues(
 
     Known where a dispatch mode records (``recorder`` is ``operators``), of tensors of 64 KiB and
     more that made a twentieth of the bytes in use with others of their stack and size, as they were
-    at the last look; of the first few of those. One is written at a window's end.
+    at the last look; of the first few of those, and of what operators of the window's own thread
+    allocated. One is written at a window's end.
     """
 
     device: str
@@ -427,8 +428,6 @@ class LargeValues(
     byte can tell apart, or of one too few were read."""
     ones: list[int] = []
     """Those of which the values that are not zero are the same one."""
-    one_hot: list[int] = []
-    """Those that have one of these in each row of the last dimension."""
     repeats: list[int] = []
     """How often the same values are there along dimensions, the fewest of one; 1: they are not."""
     same: list[int] = []

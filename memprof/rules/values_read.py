@@ -25,8 +25,6 @@ class Values:
     """Different values that are not zero; 0: more than a byte can tell apart, or not known."""
     are_ones: bool
     """All that is not zero is the same value."""
-    are_one_hot: bool
-    """And each row has one of it."""
     repeats: int
     """How often the same values are there along dimensions."""
     same: int
@@ -83,7 +81,6 @@ def _values(record: LargeValues, row: int) -> Values:
         is_settled=record.settled[row] == count,
         distinct=record.distinct[row],
         are_ones=record.ones[row] == count,
-        are_one_hot=record.one_hot[row] == count,
         repeats=record.repeats[row],
         same=record.same[row],
         nbytes=record.size[row],
@@ -102,7 +99,6 @@ def _both(first: Values, second: Values) -> Values:
         is_settled=first.is_settled and second.is_settled,
         distinct=max(first.distinct, second.distinct) if first.distinct * second.distinct else 0,
         are_ones=first.are_ones and second.are_ones,
-        are_one_hot=first.are_one_hot and second.are_one_hot,
         repeats=min(first.repeats, second.repeats),
         same=min(first.same, second.same),
         nbytes=first.nbytes,

@@ -197,3 +197,49 @@ def test_all_that_is_kept_so_is_told_at_once(tmp_path):
     kept = 2 * FRAMES * 3 * SIDE * SIDE * 4
     assert (found.rule, found.bytes) == ("bytes-as-floats", kept)
     assert found.remedies[0].saves_bytes == kept * 3 // 4
+
+
+def kept_in_floats(values, others=0):
+    """A ring of frames that no rule can follow: a function of somebody else's draws them."""
+
+    def program():
+        frames = values(torch.zeros(FRAMES, 3, SIDE, SIDE))
+        beside = torch.randn(others)
+
+        def step(number):
+            return frames[number % FRAMES].mean().item() + len(beside)
+
+        return step
+
+    return program
+
+
+def of_few(frames):
+    return frames + torch.randint(60, frames.shape)
+
+
+def of_many(frames):
+    return frames + torch.randn(frames.shape)
+
+
+def test_values_that_a_byte_tells_apart_are_told_by_samples(tmp_path):
+    (found,) = kept_bytes(kept_in_floats(of_few), tmp_path / "r.json")
+    (first,) = found.remedies
+    assert not found.minor
+    assert found.title.endswith("have 60 different values, in 4 bytes each")
+    assert (first.fix, first.code) == (
+        "keep_bytes",
+        "return frames + torch.randint(60, frames.shape)",
+    )
+    assert abs(first.saves_bytes - found.bytes * 3 / 4) <= 0.01 * found.bytes
+
+
+def test_beside_as_much_else_they_are_no_headline(tmp_path):
+    program = kept_in_floats(of_few, others=FRAMES * 3 * SIDE * SIDE)
+    found = findings_of(program, tmp_path / "r.json")
+    assert found
+    assert all(one.minor for one in found)
+
+
+def test_of_many_different_values_nothing_is_said(tmp_path):
+    assert not kept_bytes(kept_in_floats(of_many), tmp_path / "r.json")

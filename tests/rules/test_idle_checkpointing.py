@@ -40,15 +40,15 @@ class Model(nn.Module):
         return x
 
 
-def tuning(is_training):
+def learning(model):
+    """What a step of a model is; ``model`` makes it."""
+
     def program():
-        model = Model()
-        model.gradient_checkpointing_enable()
-        model.training = is_training
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
 
         def step(number):
-            model(torch.randn(ROWS, WIDTH)).square().mean().backward()
+            net(torch.randn(ROWS, WIDTH)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
 
@@ -57,8 +57,15 @@ def tuning(is_training):
     return program
 
 
-fires = tuning(is_training=False)
-looks_alike = tuning(is_training=True)
+def tuned(is_training):
+    model = Model()
+    model.gradient_checkpointing_enable()
+    model.training = is_training
+    return model
+
+
+fires = learning(lambda: tuned(is_training=False))
+looks_alike = learning(lambda: tuned(is_training=True))
 """Here blocks are computed again."""
 
 

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.rules.recorded import findings_of, peak_of
-
-WIDTH, BLOCKS, ROWS = 64, 8, 256
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
-
-    def forward(self, x):
-        return x + self.layers(x)
+from tests.rules.test_idle_checkpointing import BLOCKS, WIDTH, Block, learning
 
 
 class Encoder(nn.Module):
@@ -45,23 +34,8 @@ class Model(nn.Module):
         return checkpoint(self.encoder, x, use_reentrant=False)
 
 
-def learning(of_each):
-    def program():
-        model = Model(of_each)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-
-        def step(number):
-            model(torch.randn(ROWS, WIDTH)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return step
-
-    return program
-
-
-fires = learning(of_each=False)
-looks_alike = learning(of_each=True)
+fires = learning(lambda: Model(of_each=False))
+looks_alike = learning(lambda: Model(of_each=True))
 
 
 def test_a_checkpoint_of_each_block_is_what_saves(tmp_path):

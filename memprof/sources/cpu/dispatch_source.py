@@ -497,7 +497,7 @@ class CpuSource(Listener):
                             if func is conversion or out.dtype in wide:
                                 doubles.see(args, out, new)
                             if own and new.size >= LEAST_BYTES:
-                                large_values.add(new, out)
+                                large_values.add(new, out, func, args)
                     elif id(func) in parts:
                         self._note_part(frame_here(0).f_back, func, args)
                 elif kind not in _NO_TENSORS:

@@ -1,8 +1,9 @@
-"""What large tensors are full of: zeros, one value a row, or the same values again and again."""
+"""What large tensors are full of: zeros, few different values, or the same values again."""
 
 from __future__ import annotations
 
 import ctypes
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from math import prod
@@ -58,9 +59,14 @@ _FEW_SAME = 2
 """Tensors of the same values: a copy is what many programs have."""
 _DENSE = 0.8
 """Of the places up to its last value, that a line fills."""
-_BEYOND = 1 << 16
+_BEYOND = 1 << 14
 """Places that are read beyond where all lines end: one entry in thousands may go further."""
-_SEED = 7
+_FREE_S, _SHARE = 0.1, 0.01
+"""Seconds that looks may take in any case, and the share of the time beyond that."""
+_LONGEST_S = 0.02
+"""Of one look: what was looked at less often comes first, then what is larger."""
+_FROM_FILES = ("aten::from_file",)
+"""Operators whose result lies in a file: reading a place of it may read the disk."""
 
 _OWNED = frozenset((Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE))
 
@@ -83,8 +89,6 @@ class _Look(NamedTuple):
     or as many as there are values."""
     ones: bool = False
     """Those that are not zero are the same one."""
-    one_hot: bool = False
-    """And there is one of them in each row of the last dimension."""
     dim: int = -1
     """The dimension along which values come first and zeros after them; -1 where none is."""
     extent: int = 0
@@ -95,6 +99,27 @@ class _Look(NamedTuple):
     """And a line on average."""
     repeats: int = 1
     """How often the same values are there, along one or more dimensions."""
+
+
+class _Places:
+    """Places that are spread as if by chance, and are the same in every look.
+
+    By splitmix64 (Steele et al. 2014): NumPy's own generators take milliseconds to be imported.
+    """
+
+    def __init__(self) -> None:
+        self._drawn = 0
+
+    def draw(self, number: int, below: int) -> npt.NDArray[np.int64]:
+        """So many more of them, each from 0 to less than ``below``."""
+        at = np.arange(self._drawn + 1, self._drawn + number + 1, dtype=np.uint64)
+        self._drawn += number
+        at *= np.uint64(0x9E3779B97F4A7C15)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            at = (at ^ (at >> np.uint64(shift))) * np.uint64(factor)
+        at ^= at >> np.uint64(31)
+        places: npt.NDArray[np.int64] = (at % np.uint64(below)).astype(np.int64)
+        return places
 
 
 class _Filled(NamedTuple):
@@ -179,15 +204,21 @@ class LargeValuesWatch:
         self._rows: dict[tuple[int, int], _Row] = {}
         self._due: dict[int, list[tuple[int, int]]] = defaultdict(list)
         """By how many steps are over, what is to be looked at then."""
+        self._began_s = self._spent_s = 0.0
         self._tensors = self._high = self._steps = 0
         self._step = -1
         """The number that the program's step has; -1 before the first."""
 
-    def add(self, reference: StorageReference, tensor: Any) -> None:
-        """A result of `LEAST_BYTES` or more is new; what is there besides may be a new high."""
-        if self._live.bytes > _HIGHER * self._high:
+    def add(self, reference: StorageReference, tensor: Any, func: Any, args: Any) -> None:
+        """A result of `LEAST_BYTES` or more is new; what is there besides may be a new high.
+
+        Not what an operator was given, or took from a file: nobody knows where that lies.
+        """
+        if self._live.bytes > _HIGHER * self._high and self._may_look():
             self._high = self._live.bytes
             self.look()
+        if func._schema.name in _FROM_FILES or _is_given(reference.key, args):
+            return
         if self._tensors >= _MOST_TENSORS:
             self._sweep()
         key = reference.stack, reference.size
@@ -215,6 +246,8 @@ class LargeValuesWatch:
             return
         self._steps += max(1, step - self._step) if self._step >= 0 else 1
         self._step = step
+        if not self._may_look():
+            return
         due = [key for at in list(self._due) if at <= self._steps for key in self._due.pop(at)]
         if due:
             self._look(due)
@@ -223,6 +256,12 @@ class LargeValuesWatch:
                 if group is not None:
                     age = self._steps - group.since
                     self._due[group.since + max(age + 1, int(_LATER * age))].append(key)
+
+    def _may_look(self) -> bool:
+        """Whether looks have not taken more than their share of the time."""
+        now_s = time.monotonic()
+        self._began_s = self._began_s or now_s
+        return self._spent_s <= _FREE_S + _SHARE * (now_s - self._began_s)
 
     def begin(self) -> None:
         """A window begins; what is known from an earlier one and lives is looked at again."""
@@ -242,19 +281,26 @@ class LargeValuesWatch:
 
     def _look(self, keys: list[tuple[int, int]]) -> None:
         """The same of what some stacks made in some sizes, and of all that is as large."""
+        began_s = time.monotonic()
         self._sweep()
         least, sizes = _LEAST_SHARE * self._live.bytes, {size for _, size in keys}
         alike: dict[tuple[int, bytes], list[_Tensor]] = defaultdict(list)
-        for (_, size), group in self._groups.items():
-            if size not in sizes or size * group.made < least:
-                continue
-            for number, tensor in enumerate(group.tensors):
-                sample = _read(tensor, self._steps if number < _MOST_READ else -1)
-                if sample:
-                    alike[size, sample].append(tensor)
+        due = [
+            (tensor.looks, -size, number < _MOST_READ, tensor)
+            for (_, size), group in self._groups.items()
+            if size in sizes and size * group.made >= least
+            for number, tensor in enumerate(group.tensors)
+        ]
+        for _, size, is_whole, tensor in sorted(due, key=lambda one: one[:2]):
+            if time.monotonic() - began_s > _LONGEST_S:
+                break
+            sample = _read(tensor, self._steps if is_whole else -1)
+            if sample:
+                alike[size, sample].append(tensor)
         for tensors in alike.values():
             for tensor in tensors:
                 tensor.same = len(tensors)
+        self._spent_s += time.monotonic() - began_s
 
     def take(self, device: str) -> list[LargeValues]:
         """What was read since the last call."""
@@ -278,7 +324,6 @@ class LargeValuesWatch:
                 settled=[row.settled for row in values],
                 distinct=[row.distinct for row in values],
                 ones=[row.ones for row in values],
-                one_hot=[row.one_hot for row in values],
                 repeats=[row.repeats for row in values],
                 same=[row.same for row in values],
                 shape=[list(row.shape) for row in values],
@@ -325,7 +370,7 @@ class _Row:
         self.looks = first.looks
         self.filled = 0.0
         self.settled = 0
-        self.one_hot = self.ones = 0
+        self.ones = 0
         self.distinct = first.look.distinct if first.look is not None else 0
         self.repeats = first.look.repeats if first.look is not None else 1
         self.same = 1
@@ -340,7 +385,6 @@ class _Row:
         self.settled += tensor.is_settled
         self.ones += look.ones
         self.distinct = max(self.distinct, look.distinct) if self.distinct * look.distinct else 0
-        self.one_hot += look.one_hot
         self.repeats = min(self.repeats, look.repeats)
         self.same = max(self.same, tensor.same)
         if tensor.shape != self.shape or look.dim != self.dim:
@@ -354,6 +398,12 @@ class _Row:
         """Whether they are full of zeros, or of the same values again."""
         is_repeated = self.repeats > 1 or self.same > _FEW_SAME
         return self.filled <= _FEW or is_repeated or self.distinct > 0
+
+
+def _is_given(key: int, args: Any) -> bool:
+    """Whether a storage is that of a tensor that an operator was given: it is its view, say."""
+    given = (one for one in args if hasattr(one, "untyped_storage"))
+    return any(one.untyped_storage()._cdata == key for one in given)
 
 
 def _read(tensor: _Tensor, steps: int) -> bytes:
@@ -370,11 +420,11 @@ def _read(tensor: _Tensor, steps: int) -> bytes:
         return b""
     held: Any = (ctypes.c_ubyte * reference.size).from_address(address)
     values: _Values = np.frombuffer(held, _PATTERNS[tensor.item_bytes])
-    generator = np.random.Generator(np.random.PCG64(_SEED))
-    places = generator.integers(len(values), size=_SAMPLE)
+    places_of = _Places()
+    places = places_of.draw(_SAMPLE, len(values))
     sample = values[places]
     if steps >= 0:
-        tensor.note(_look(values, tensor.shape, places, sample, generator), steps)
+        tensor.note(_look(values, tensor.shape, places, sample, places_of), steps)
     is_large = reference.size >= _LARGE_BYTES
     return sample.tobytes() if is_large and bool((sample != sample[0]).any()) else b""
 
@@ -384,24 +434,23 @@ def _look(
     shape: tuple[int, ...],
     places: npt.NDArray[np.int64],
     sample: _Values,
-    generator: np.random.Generator,
+    places_of: _Places,
 ) -> _Look:
     """What values are there, which lie one behind the other."""
     repeats = _repeats(values, shape, places, sample)
     if np.count_nonzero(sample) < _RARE * _SAMPLE:
-        sample = values[generator.integers(len(values), size=_LARGE_SAMPLE)]
+        sample = values[places_of.draw(_LARGE_SAMPLE, len(values))]
     filled = int(np.count_nonzero(sample)) / len(sample)
     others = sample[sample != 0]
-    distinct = len(np.unique(others))
+    ordered = np.sort(others)  # `np.unique` imports all of `numpy.ma`
+    distinct = int(np.count_nonzero(ordered[1:] != ordered[:-1])) + bool(len(ordered))
     if len(others) < _LEAST_TO_TELL or distinct > min(_BYTE, _ALIKE * len(others)):
         distinct = 0
     look = _Look(filled, len(others), distinct, repeats=repeats)
     if filled > _FEW:
         return look
     look = look._replace(ones=len(others) > 1 and bool((others == others[0]).all()))
-    if _is_one_hot(values, shape, generator):
-        return look._replace(ones=True, one_hot=True)
-    for dim, extent, used, mean_used in _prefixes(values, shape, generator):
+    for dim, extent, used, mean_used in _prefixes(values, shape, places_of):
         return look._replace(dim=dim, extent=extent, used=used, mean_used=mean_used)
     return look
 
@@ -426,33 +475,19 @@ def _repeats(
     return repeats
 
 
-def _is_one_hot(values: _Values, shape: tuple[int, ...], generator: np.random.Generator) -> bool:
-    """Whether one value of each row is not zero, the same in all of them."""
-    width = shape[-1] if shape else 0
-    if not 3 <= width <= _MOST_IN_LINES // 4 or len(values) == width:
-        return False
-    lines = min(_LINES, _MOST_IN_LINES // width)
-    rows = values.reshape(-1, width)
-    read = rows[generator.integers(len(rows), size=lines)]
-    ones = read[read != 0]
-    return len(ones) == lines and bool((read != 0).any(axis=1).all() and (ones == ones[0]).all())
-
-
-def _last_used(
-    values: _Values, stride: int, extent: int, used: int, generator: np.random.Generator
-) -> int:
+def _last_used(values: _Values, stride: int, extent: int, used: int, places_of: _Places) -> int:
     """Places along a dimension that are filled, where some lines are filled up to ``used``."""
     if used >= extent:
         return used
-    lines = generator.integers(len(values) // extent, size=_BEYOND)
-    at = generator.integers(used, extent, size=_BEYOND)
+    lines = places_of.draw(_BEYOND, len(values) // extent)
+    at = used + places_of.draw(_BEYOND, extent - used)
     places = lines // stride * (stride * extent) + lines % stride + at * stride
     filled = at[values[places] != 0]
     return int(filled.max()) + 1 if len(filled) else used
 
 
 def _prefixes(
-    values: _Values, shape: tuple[int, ...], generator: np.random.Generator
+    values: _Values, shape: tuple[int, ...], places_of: _Places
 ) -> Iterator[tuple[int, int, int, float]]:
     """Dimensions along which values come first, and zeros after them: up to where they do.
 
@@ -465,7 +500,7 @@ def _prefixes(
         if extent < 8 or lines < 4:
             continue
         stride = prod(shape[dim + 1 :])
-        starts = generator.integers(len(values), size=lines)
+        starts = places_of.draw(lines, len(values))
         starts -= (starts // stride % extent) * stride
         read = values[starts[:, None] + np.arange(extent)[None, :] * stride] != 0
         ends = np.where(read.any(axis=1), extent - read[:, ::-1].argmax(axis=1), 0)
@@ -474,6 +509,6 @@ def _prefixes(
         # Lines that are filled whole or not at all run across those that end somewhere.
         end_within = 2 * np.count_nonzero((ends > 0) & (ends < extent)) >= filled
         if filled and end_within and int(read.sum()) >= _DENSE * total:
-            used = _last_used(values, stride, extent, used, generator)
+            used = _last_used(values, stride, extent, used, places_of)
             prefixes.append((used / extent, total, (dim, extent, used, total / lines)))
     return iter(one for *_, one in sorted(prefixes))
