@@ -25,7 +25,7 @@ def lift_limits(
     from memprof.sources.loop import main_thread
 
     for owner, names in (
-        (searches, ("WHOLE_S", "WHOLE_AFTER_S", "BUDGET_S")),
+        (searches, ("WHOLE_S", "WHOLE_AFTER_S", "BUDGET_S", "NOTICEABLE_S")),
         (watch, ("SCAN_S", "GRAPH_S", "LAST_S", "AT_EXIT_S")),
         (sampler.Sampler, ("PATIENCE_S",)),
         (main_thread.Beat, ("PATIENCE_S",)),

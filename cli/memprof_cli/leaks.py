@@ -427,7 +427,7 @@ def _rows(one: RuleFinding) -> list[tuple[str, str, str]]:
     places = {(one.site.filename, one.site.line)}
     holders = one.holders[:_MOST_HOLDERS]
     rows += [("held by", holder.description + _place(holder, places), "") for holder in holders]
-    fixes = [_fix(one, remedy) + _place(remedy, places) for remedy in one.remedies]
+    fixes = [_fix(remedy) + _place(remedy, places) for remedy in one.remedies]
     if not one.remedies and one.hint:
         fixes.append(one.hint)
     return [*rows, *[("fix", text, "green") for text in fixes]]
@@ -457,8 +457,8 @@ def _growth(one: RuleFinding) -> str:
     )
 
 
-def _fix(one: RuleFinding, remedy: Remedy) -> str:
-    often = " per step" if one.bytes_per_step else ""
+def _fix(remedy: Remedy) -> str:
+    often = " per step" if remedy.saves_per_step else ""
     saves = [f"saves {format_bytes(remedy.saves_bytes)}{often}"] if remedy.saves_bytes > 0 else []
     if remedy.peak_before > remedy.peak_after >= 0:
         saves.append(f"peak {format_bytes(remedy.peak_before)} → {format_bytes(remedy.peak_after)}")

@@ -206,13 +206,12 @@ def _link(link: Link) -> str:
 def _remedies(finding: RuleFinding, places: Lines) -> str:
     if not finding.remedies:
         return ""
-    often = " per step" if finding.bytes_per_step else ""
-    items = "".join(_remedy(remedy, often, places) for remedy in finding.remedies[:_REMEDIES])
+    items = "".join(_remedy(remedy, places) for remedy in finding.remedies[:_REMEDIES])
     return f'<div class="remedies"><h4>What to do</h4>{items}</div>'
 
 
-def _remedy(remedy: Remedy, often: str, places: Lines) -> str:
-    saves = ""
+def _remedy(remedy: Remedy, places: Lines) -> str:
+    saves, often = "", " per step" if remedy.saves_per_step else ""
     if remedy.saves_bytes > 0:
         saves = f'<span class="saves">saves {format_bytes(remedy.saves_bytes)}{often}</span>'
     if remedy.peak_before >= 0 and remedy.peak_after >= 0:

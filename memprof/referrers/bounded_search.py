@@ -38,6 +38,8 @@ _WHOLE_BLOCK_S, _PASS_BLOCK_S = 1.5e-7, 1e-8
 lead to what is looked for, 2.4e-7 else; 10 million blocks, 4.2 million objects, 2026-11-22)."""
 CHEAP_S = 0.05
 """Where a pass takes no longer, what is new is searched for as it comes, not only a sure leak."""
+NOTICEABLE_S = 0.12
+"""Where a search of the whole heap takes longer, it waits until what grows comes to some bytes."""
 _SLOW_BLOCK_S = 2.4e-7
 """What a whole search takes for each block where no variable of the program leads to what is looked
 for. The last search counts on that: a climb would find more than one that is cut off."""
@@ -81,6 +83,10 @@ class Searches:
     def is_cheap(self) -> bool:
         """Whether what is new may be searched for as it comes."""
         return self._whole.is_short(WHOLE_S) or self._pass.is_short(CHEAP_S)
+
+    def is_noticeable(self) -> bool:
+        """Whether a search of the whole heap takes so long that it is worth waiting for bytes."""
+        return not self._whole.is_short(NOTICEABLE_S)
 
     def is_at_once(self) -> bool:
         """Whether a search would be over at the step's end at which it is begun."""

@@ -42,6 +42,9 @@ _FRESH_BIRTHS = 2.0
 LEAST_CLIMBED = 4 << 20
 """Bytes of a stack's survivors, before they are searched for pass by pass: such a search uses up
 what could record a hundred steps. At the end of a window it is done whatever they are."""
+LEAST_SEARCHED = 1 << 20
+"""The same before they are searched for at once, where that takes as long as some steps. Numbers
+that are listed for a report, or a data set as it is made, would use up what records training."""
 _IN_VAIN = 2
 """Times as long until the next search where one found no holder: it takes the longest."""
 _ANNOUNCED_AFTER = 4
@@ -231,6 +234,8 @@ class Survivors:
                 for source, one, is_fresh in growing
                 if is_fresh or (all_that_grow and not self._holders(source, one))
             ]
+            if not all_that_grow and self._searches.is_noticeable():
+                fresh = [pair for pair in fresh if pair[1].bytes >= LEAST_SEARCHED]
             if not (all_that_grow or self._searches.is_cheap()):
                 fresh = [
                     (source, one)

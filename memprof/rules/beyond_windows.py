@@ -26,7 +26,7 @@ _MOSTLY_COUNTED = 0.5
 _LEAST_ITEMS = 3
 """In the container at the last look; it had fewer at one before."""
 _SHARE = 0.5
-"""Of the rate that is counted, at which what the container has must have come in the window."""
+"""Of the bytes that were counted to rise in the windows, that what the container has must be."""
 _CONFIDENCE = 0.5
 _Way: TypeAlias = tuple[tuple[LinkKind, str, str], ...]
 """The links before a container."""
@@ -67,7 +67,7 @@ def beyond_windows(
         way: sum(int(lives.size[rows].sum()) for rows in parts) for way, parts in parts_of.items()
     }
     way = max(bytes_of, key=lambda one: bytes_of[one], default=())
-    if not way or bytes_of[way] < _SHARE * risen.until(int(steps[-1])):
+    if not way or bytes_of[way] < _SHARE * risen.within(steps):
         return []
     nbytes, length = bytes_of[way], max(_length(one, way) for one in holders_of.values())
     return [

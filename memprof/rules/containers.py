@@ -48,6 +48,7 @@ __all__ = [
 ]
 
 _FAR_MORE = 2
+_MOSTLY = 0.5
 _TAKING_ONE = EMPTYING - {"clear"}
 _MODULES = frozenset(("ModuleDict", "ModuleList", "ParameterDict", "ParameterList"))
 
@@ -78,12 +79,14 @@ def filled_container(case: Case) -> FilledContainer | None:
     """The container of the first holder that the source shows to be filled.
 
     None where a cycle or a memoized function holds the tensors: that is what is wrong then; nor
-    where graphs of far more steps hang on it than it has places, so that it is they that grow.
+    where graphs of far more steps hang on it than it has places, so that it is they that grow. What
+    it keeps itself may have been looked at when it was still short.
     """
     if case.links & CYCLES or LinkKind.LRU_CACHE in case.links:
         return None
     for holder in case.finding.holders:
-        if case.graph and 0 < _FAR_MORE * places_in(holder) < case.finding.growth.times:
+        by_graph = case.graph and case.finding.growth.kept_itself < _MOSTLY
+        if by_graph and 0 < _FAR_MORE * places_in(holder) < case.finding.growth.times:
             continue
         place = case.place_of(holder)
         if place is None or linked_at(holder.links) is not None:

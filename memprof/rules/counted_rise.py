@@ -48,10 +48,10 @@ class CountedRise:
         """Bytes."""
         return self.bytes / max(1, self.last_step - self.first_step)
 
-    def until(self, step: int) -> int:
-        """Bytes by which it had risen after a step."""
-        at = int(np.searchsorted(self.steps, step, side="right")) - 1
-        return int(self.least[at] - self.least[0]) if at > 0 else 0
+    def within(self, steps: Ints) -> int:
+        """Bytes by which it rose in some of the steps, and not between them."""
+        is_within = np.isin(self.steps[1:], steps) & (np.diff(self.steps) == 1)
+        return int(np.diff(self.least)[is_within].sum())
 
 
 def counted_rise(steps: Steps) -> CountedRise | None:

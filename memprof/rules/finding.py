@@ -81,7 +81,7 @@ class Remedy:
     code: str = ""
     """The source line that it applies to."""
     saves_bytes: int = 0
-    """Bytes that a replay without the tensors saves: per step for growth, else off the peak."""
+    """Bytes that a replay without the tensors saves: off the peak, or in each step."""
     peak_before: int = -1
     peak_after: int = -1
     patch: str = ""
@@ -92,6 +92,8 @@ class Remedy:
     """The name of the rule that advises it."""
     typed: str = ""
     """What to type there, as code; empty where it depends on the line."""
+    saves_per_step: bool = False
+    """Whether `saves_bytes` are of each step, as of what grows; a setting saves them once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -100,7 +100,7 @@ PATCHED = frozenset(
     (
         *("bound_cache", "break_cycle", "bucket_view", "clear_traceback", "clone_view", "del_ref"),
         *("detach", "disable_autocast_cache", "drop_empty_cache", "foreach_false"),
-        *("history_size", "item"),
+        *("freeze_params", "history_size", "item"),
         *("map_location_cpu", "no_grad", "no_retain_graph", "save_for_backward", "set_to_none"),
         "weakref",
     )

@@ -28,6 +28,9 @@ _OF_CARD = 0.01
 _ON_HOST = 48 << 20
 """What a part that the program needs must come to: a hundredth of the card; of the host, or of a
 card of unknown size, as much as a small card would have for it."""
+_AFTER_OOM = "oom-fragmentation"
+_SLACK = 64 << 20
+"""What a few segments of 20 MiB leave unused between tensors, on whatever device."""
 _SHORT = 0.6
 """Of the card, that must be taken before memory is worth time: there what a program needs is a
 headline too, if another way of computing it takes less."""
@@ -43,7 +46,7 @@ _GROWN = 0.01
 _LEAST_OF_CYCLE = 64 << 10
 """The same for what only the garbage collector frees: numbers of a few bytes."""
 _OF_RESULTS = frozenset(
-    ("bound_cache", "bound_queue", "clear_container", "del_ref", "running_total")
+    ("bound_cache", "bound_queue", "clear_container", "clone_view", "del_ref", "running_total")
 )
 """First remedies of what is kept and was made for that."""
 _ALMOST_ALL = 0.9
@@ -63,9 +66,11 @@ def is_minor(finding: RuleFinding, examination: Examination) -> bool:
             or _is_joined_afterwards(finding)
             or _is_searched_later(finding, examination)
         )
+    device = next((one for one in examination.devices if one.name == finding.device), None)
+    if finding.kind is Kind.FRAGMENTATION and device is not None:
+        return finding.rule != _AFTER_OOM and _is_slack(finding, device)
     if finding.kind is not Kind.WASTE:
         return False
-    device = next((one for one in examination.devices if one.name == finding.device), None)
     if device is None:
         return finding.is_tentative and not finding.match.rises
     peak, card = _peak(finding, device), device.device.info.total_bytes
@@ -75,6 +80,14 @@ def is_minor(finding: RuleFinding, examination: Examination) -> bool:
     elif finding.is_tentative and not finding.match.rises:
         return True
     return not _is_worth_it(_saving_of(finding), peak)
+
+
+def _is_slack(finding: RuleFinding, device: DeviceExamination) -> bool:
+    """Whether what lies unused between tensors keeps nothing else from fitting on the card."""
+    card = device.device.info.total_bytes
+    if card > 0 and device.peak_reserved >= _SHORT * card:
+        return False
+    return finding.bytes < max(_OF_CARD * card, _SLACK)
 
 
 def is_needed(finding: RuleFinding) -> bool:
@@ -142,7 +155,7 @@ def _is_searched_later(finding: RuleFinding, examination: Examination) -> bool:
     return not any(
         frame.filename == first.filename and frame.line in lines
         for window in device.windows
-        for stack in np.unique(window.lives.stack[window.made_in <= finding.last_step]).tolist()
+        for stack in np.unique(window.lives.stack[window.made_in < finding.last_step]).tolist()
         for frame in window.trace.stack(stack)
     )
 

@@ -12,11 +12,13 @@ from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice
 from memprof.rules.source_facts import serves_training
+from memprof.source_code.call_sites import returned_from
 from memprof.source_code.dataflow import flow_from
 from memprof.source_code.idioms import (
     Accumulation,
     accumulation,
     growing,
+    is_moving_average,
     keyword,
     read_by_itself,
 )
@@ -36,6 +38,7 @@ from memprof.views.window import Window
 
 __all__ = [
     "OF_ERRORS",
+    "behind_calls",
     "calling_place",
     "holding_places",
     "is_forward",
@@ -63,6 +66,15 @@ def holding_places(case: Case) -> list[Place]:
 def on_the_way(case: Case) -> list[Place]:
     """Statements of the holders, then those of the calls that made the tensors, innermost first."""
     return [*case.places, *(place for _, place in case.frames)]
+
+
+def behind_calls(case: Case) -> list[Place]:
+    """Statements that bind what a holder was handed by the function that keeps it as well.
+
+    Those that go on from what was there before come first: others begin it.
+    """
+    behind = [one for place in case.places for one in returned_from(place, case.everywhere)]
+    return sorted(behind, key=lambda one: not is_moving_average(one))
 
 
 def running_sum(place: Place) -> Accumulation | None:

@@ -23,6 +23,7 @@ __all__ = ["findings", "without_repeats"]
 
 _LITTLE = 0.1
 """Of what the best change of some waste saves, that growth must come to, to be told before it."""
+_MUCH = 0.5
 _BEFORE_WASTE = (Kind.LEAK, Kind.NON_TORCH, Kind.HOST_GROWTH, Kind.FRAGMENTATION)
 """Kinds of findings over a whole run that come before waste at a peak, the gravest first."""
 
@@ -55,12 +56,19 @@ def findings(run: Run, examination: Examination | None = None) -> tuple[RuleFind
 def _comes_to_less(
     finding: RuleFinding, wastes: Sequence[RuleFinding], examination: Examination
 ) -> bool:
-    """Whether what grows comes to little beside what some waste takes of the peak at once."""
+    """Whether what grows comes to little beside what some waste takes of the peak at once.
+
+    Room that lies unused between tensors is reserved as they come and go: where half as many bytes
+    of tensors could be spared, or half of all that there are, they come first.
+    """
     first = [one.remedies[0] for one in wastes if one.remedies and one.device == finding.device]
     saving = max((one.saves_bytes for one in first), default=0)
-    if finding.kind is not Kind.LEAK or not saving:
+    if not saving:
         return False
-    return growth_of(finding, examination) < _LITTLE * saving
+    if finding.kind is Kind.FRAGMENTATION:
+        peak = next(one for one in examination.devices if one.name == finding.device).peak_allocated
+        return saving >= _MUCH * min(finding.bytes, peak)
+    return finding.kind is Kind.LEAK and growth_of(finding, examination) < _LITTLE * saving
 
 
 def _until_full(candidates: Sequence[RuleFinding], run: Run) -> list[RuleFinding]:

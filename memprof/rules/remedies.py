@@ -16,7 +16,7 @@ from memprof.rules.load_rules import growth_rules, rule_named
 from memprof.rules.pages import explained_by
 from memprof.rules.rule import Advice, WasteRule
 from memprof.rules.run_rule import RunRule
-from memprof.rules.saving import saving_of
+from memprof.rules.saving import is_per_step, saving_of
 from memprof.source_code.patch import patched_file
 from memprof.source_code.program import Place, program_of
 from memprof.views.examination import Examination
@@ -115,6 +115,7 @@ def _remedy(rule: str, advice: Advice, case: Case) -> Remedy:
         line=line,
         code=_code(place, case, line),
         saves_bytes=round(nbytes * (1 - advice.remains)),
+        saves_per_step=advice.saving is None and is_per_step(case.finding),
         peak_before=saving.before if saving is not None else -1,
         peak_after=_after(saving, advice.remains) if saving is not None else -1,
         typed=code,

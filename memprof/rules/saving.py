@@ -11,7 +11,7 @@ from memprof.rules.finding import Kind, RuleFinding
 from memprof.views.peak_without import Cuts, Saving, replayed
 from memprof.views.window import Window
 
-__all__ = ["saving_of"]
+__all__ = ["is_per_step", "saving_of"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -25,9 +25,15 @@ def saving_of(finding: RuleFinding, window: Window | None) -> tuple[int, Saving 
     if finding.match is not None and finding.match.saving is not None:
         saving = finding.match.saving.overall
         return saving.bytes, saving
-    if finding.kind in (Kind.WASTE, Kind.FRAGMENTATION):
+    if not is_per_step(finding):
         return finding.bytes, None
     return round(finding.bytes_per_step), _without_survivors(finding, window)
+
+
+def is_per_step(finding: RuleFinding) -> bool:
+    """Whether the bytes that a change saves are those of each step."""
+    has_own = finding.match is not None and finding.match.saving is not None
+    return not has_own and finding.kind not in (Kind.WASTE, Kind.FRAGMENTATION)
 
 
 def _without_survivors(finding: RuleFinding, window: Window | None) -> Saving | None:

@@ -95,6 +95,8 @@ class Index:
     """First (its decorators') and last line of every function."""
     loops: list[tuple[int, int]] = field(default_factory=list)
     """First and last line of every loop."""
+    contexts: list[tuple[int, int]] = field(default_factory=list)
+    """The same of every ``with``."""
     in_class: dict[tuple[str, str], list[tuple[int, int]]] = field(default_factory=dict)
     """(class, attribute) -> (rank, line) in the class body."""
     registered: dict[str, int] = field(default_factory=dict)
@@ -221,6 +223,8 @@ class _Reader:
             self.index.functions.append((first, node.end_lineno or node.lineno))
         if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
             self.index.loops.append((node.lineno, node.end_lineno or node.lineno))
+        if isinstance(node, (ast.With, ast.AsyncWith)):
+            self.index.contexts.append((node.lineno, node.end_lineno or node.lineno))
         if isinstance(node, ast.Call):
             self._note_call(node, place)
         if isinstance(node, ast.ExceptHandler) and node.name:

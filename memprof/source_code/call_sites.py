@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from memprof.source_code.program import (
+    FUNCTIONS,
     Place,
     Program,
     bound_names,
@@ -17,7 +18,7 @@ from memprof.source_code.program import (
 )
 from memprof.source_code.verbs import FILLING
 
-__all__ = ["Handed", "handed_over", "handed_to"]
+__all__ = ["Handed", "handed_over", "handed_to", "returned_from"]
 
 _DEEPEST = 3
 """Functions that hand their own parameter on, from the user's call down to what keeps it."""
@@ -157,3 +158,32 @@ def _stored_names(node: ast.AST) -> set[str]:
         if any(isinstance(t, (ast.Subscript, ast.Attribute)) and root_name(t) for t in targets):
             return loaded_names(node.value)
     return set()
+
+
+def returned_from(place: Place, programs: Sequence[Program]) -> Iterator[Place]:
+    """Statements that bind what a function returns, where a statement binds that function's result.
+
+    Of ``average = meter.update(loss)`` it is ``self.value = …`` in ``update``, which returns
+    ``self.value``. None where several functions have the name.
+    """
+    call = place.statement.value if isinstance(place.statement, ast.Assign) else None
+    name = called_name(call) if isinstance(call, ast.Call) else ""
+    functions = [
+        (program, node)
+        for program in programs
+        for node in ast.walk(program.tree)
+        if name and isinstance(node, FUNCTIONS) and node.name == name
+    ]
+    if len(functions) != 1:
+        return
+    ((program, function),) = functions
+    returned = {
+        ast.unparse(node.value)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Return) and isinstance(node.value, (ast.Name, ast.Attribute))
+    }
+    for node in ast.walk(function):
+        if isinstance(node, ast.stmt) and returned & set(map(ast.unparse, bound_names(node))):
+            binding = program.place(node)
+            if binding is not None:
+                yield binding

@@ -209,11 +209,23 @@ def _binding(filename: str, name: str, line: int) -> Bound | None:
     first, last = max(around, default=(1, 1 << 30))
     inside = [one for one in index.bound.get(name, []) if first <= one.line <= last]
     inside = [one for one in inside if not one.off] or inside
+    line = _line_of_exit(index, inside, line)
     before = [one for one in inside if one.line <= line]
     if before:
         latest = max(before, key=lambda one: one.line)
         return _of_last_round(index, inside, latest, line) or latest
     return min(inside, key=lambda one: one.line, default=None)
+
+
+def _line_of_exit(index: Index, inside: list[Bound], line: int) -> int:
+    """The last line of a ``with`` whose first line runs, where its body adds to the variable.
+
+    A context is left by its first line, and nothing has been added when it is entered.
+    """
+    for first, last in index.contexts:
+        if first == line and any(one.own and first < one.line <= last for one in inside):
+            return last
+    return line
 
 
 def _of_last_round(index: Index, inside: list[Bound], latest: Bound, line: int) -> Bound | None:

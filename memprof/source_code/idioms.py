@@ -51,6 +51,7 @@ __all__ = [
     "grown_by_concatenation",
     "is_autograd_function",
     "is_cut_off",
+    "is_moving_average",
     "is_partly_cut",
     "joins_tensors",
     "keyword",
@@ -101,6 +102,8 @@ class Accumulation:
 
     total: ast.expr
     value: ast.expr
+    others: tuple[ast.expr, ...] = ()
+    """More that the same statement adds: ``b`` of ``total = total + a + b``."""
 
 
 def optimizers_made(
@@ -217,8 +220,9 @@ def _entries(argument: ast.expr) -> tuple[ast.expr, ...]:
 def accumulation(place: Place | None) -> Accumulation | None:
     """The sum that a statement adds to, and what it adds; None for other statements.
 
-    ``total += loss``, ``total -= loss``, ``total = total + loss`` from either side,
-    ``total.add_(loss)``; a list that is added to (``kept += [x]``) is a container, no sum.
+    ``total += loss``, ``total -= loss``, ``total = total + loss`` from either side, with a weight
+    too where it is a variable (``mean = 0.9 * mean + 0.1 * loss``; an attribute is a state of its
+    own), ``total.add_(loss)``; a list that is added to (``kept += [x]``) is a container, no sum.
     """
     return added_by(place.statement) if place is not None else None
 
@@ -243,10 +247,36 @@ def _added_to_itself(statement: ast.Assign, value: ast.BinOp) -> Accumulation | 
     if not isinstance(value.op, (ast.Add, ast.Sub)):
         return None
     targets = {ast.unparse(target): target for target in bound_names(statement)}
-    for own, other in ((value.left, value.right), (value.right, value.left)):
-        if ast.unparse(own) in targets:
-            return Accumulation(targets[ast.unparse(own)], other)
+    for side, other in ((value.left, value.right), (value.right, value.left)):
+        weighted = [one for one in _factors(side) if isinstance(one, ast.Name)]
+        for own in (side, *weighted):
+            if ast.unparse(own) in targets:
+                return Accumulation(targets[ast.unparse(own)], other)
+    if isinstance(value.left, ast.BinOp):  # ``total + a + b``
+        inner = _added_to_itself(statement, value.left)
+        if inner is not None:
+            return Accumulation(inner.total, inner.value, (*inner.others, value.right))
     return None
+
+
+def is_moving_average(place: Place) -> bool:
+    """Whether a statement weighs what a name had before, and adds to it."""
+    statement = place.statement
+    value = statement.value if isinstance(statement, ast.Assign) else None
+    if not isinstance(value, ast.BinOp) or not isinstance(value.op, (ast.Add, ast.Sub)):
+        return False
+    names = {ast.unparse(target) for target in bound_names(statement)}
+    parts = (*_factors(value.left), *_factors(value.right))
+    return any(ast.unparse(part) in names for part in parts)
+
+
+def _factors(value: ast.expr) -> tuple[ast.expr, ...]:
+    """What is weighted in a moving average: both sides of a product, and what is divided."""
+    if not isinstance(value, ast.BinOp):
+        return ()
+    if isinstance(value.op, ast.Mult):
+        return value.left, value.right
+    return (value.left,) if isinstance(value.op, ast.Div) else ()
 
 
 def grown_by_concatenation(place: Place | None) -> str:

@@ -137,7 +137,12 @@ def followed(stack: Sequence[Frame], *, shifted: bool = False) -> Followed | Non
         if isinstance(statement, ast.Return):
             if _is_the_call(statement.value):
                 continue
-            return None
+            if field:
+                return None
+            field = _field_of_call(statement.value)
+            if not field:
+                return None
+            continue
         name, taken = _name_bound(statement, field, shifted=shifted)
         if not name or (taken and taken != field):
             return None
@@ -349,6 +354,17 @@ def _without_field(value: ast.expr) -> tuple[ast.expr, str]:
 def _is_the_call(value: ast.expr | None) -> bool:
     """Whether an expression is a call, and no more: what runs within it returns its value."""
     return isinstance(value, ast.Call)
+
+
+def _field_of_call(value: ast.expr | None) -> str:
+    """``[0]`` of ``f(x), state``: the one value that a call makes; empty where there are more."""
+    elements = value.elts if isinstance(value, ast.Tuple) else []
+    made = [
+        at
+        for at, one in enumerate(elements)
+        if any(isinstance(node, ast.Call) for node in ast.walk(one))
+    ]
+    return f"[{made[0]}]" if len(made) == 1 and _is_the_call(elements[made[0]]) else ""
 
 
 def _is_returned(place: Place, name: str, dead: set[ast.AST]) -> bool:

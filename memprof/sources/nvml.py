@@ -105,11 +105,13 @@ class NvmlSource:
         """One reading per CUDA device that this process uses; none before CUDA is initialised."""
         if self._nvml is None:
             return ()
-        return tuple(
+        # No tuple of a generator: a search that lists all objects meanwhile would end it with a
+        # `SystemError` (`memprof.cpython.tracked_objects`).
+        return [
             Reading(device, time.time_ns() // 1000, self._values(handle))
             for device, uuid in self._uuids().items()
             if (handle := self._handle(uuid)) is not None
-        )
+        ]
 
     def _used(self) -> Uuids:
         if threading.current_thread() is threading.main_thread():

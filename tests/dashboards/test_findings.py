@@ -62,6 +62,7 @@ def leak(text: str = "list `outputs` of LitModel", fix: str = "item") -> RuleFin
                 60 * MIB,
                 PATCH,
                 f"memprof explain {fix}",
+                saves_per_step=True,
             ),
         ),
         series=Series(np.arange(10), np.arange(10) * 24 * MIB),

@@ -323,6 +323,28 @@ class Zeroing:
         loss.backward()
         self.opt.step()
 """,
+    "freeze_params/frozen-by-attribute": """\
+class Probe(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone = build(blocks=4)
+        self.backbone.requires_grad = False
+        self.head = nn.Linear(192, 4)
+
+    def forward(self, x):
+        return self.head(self.backbone(x))
+
+
+class Probing:
+    def __init__(self):
+        self.net = Probe()
+        self.opt = torch.optim.AdamW(one for one in self.net.parameters() if one.requires_grad)
+
+    def step(self):
+        self.net(torch.randn(256, 192)).square().mean().backward()
+        self.opt.step()
+        self.opt.zero_grad()
+""",
     "history_size/lbfgs-history": """\
 class Fitting:
     def __init__(self):

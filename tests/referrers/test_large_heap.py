@@ -262,7 +262,9 @@ def test_in_a_heap_of_frameworks_what_grows_is_searched_for_at_the_first_look(
         pause_estimate.sys, "getallocatedblocks", lambda: 2_500_000
     )  # transformers, lightning, torchmetrics, diffusers
     outputs = []
-    run = record(lambda i: outputs.append(torch.zeros(1000)), tmp_path / "run.json", 9)
+    monkeypatch.setattr(searches, "NOTICEABLE_S", 0.12)
+    # it waits for a MiB, which is there at once
+    run = record(lambda i: outputs.append(torch.zeros(60_000)), tmp_path / "run.json", 9)
     first = growing(run)[0]
     assert first.step == 7
     assert "outputs" in first.holders[0].description

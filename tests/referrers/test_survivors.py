@@ -431,6 +431,32 @@ def test_a_search_that_takes_long_is_not_made_for_little(tmp_path, monkeypatch):
     assert any("small" in name for name in names)  # at the end it is looked for
 
 
+def test_in_a_large_heap_numbers_that_are_listed_are_searched_for_at_the_end(tmp_path, monkeypatch):
+    """Each search takes as long as some steps there, and the first looks come early."""
+    monkeypatch.setattr(searches, "NOTICEABLE_S", 0.0)
+    losses, outputs, sought = [], [], []
+
+    class Watched(searches.Searches):
+        def begin(self, quarries, last_s=None):
+            sought.append((len(losses), sorted(one.suspect.bytes for one in quarries)))
+            super().begin(quarries, last_s)
+
+    def step(i):
+        losses.append(torch.zeros(()))
+        outputs.append(torch.zeros(16384))
+
+    monkeypatch.setattr(watch, "Searches", Watched)
+    run = record(step, tmp_path / "run.json", 40)
+    # looks: 8, 12, 16, and 24, where the outputs have come to a MiB without those of the last steps
+    (at, sizes), *later = [one for one in sought if one[1]]
+    assert at == 24
+    assert min(sizes) >= 1 << 20
+    assert any(min(sizes) < 1 << 10 for _, sizes in later)
+    names = [one.holders[0].description for one in growing(run) if one.holders]
+    assert any("losses" in name for name in names)
+    assert any("outputs" in name for name in names)
+
+
 @pytest.mark.usefixtures("slow")
 def test_a_search_that_takes_long_waits_until_the_leak_is_certain(tmp_path):
     outputs, heard, searched = [], [], []

@@ -185,3 +185,40 @@ def main():
 
 main()
 """
+
+
+AVERAGED = """
+import sys
+import memprof
+import torch
+from torch import nn
+
+class MovingScore:
+    def __init__(self):
+        self.value = None
+
+    def update(self, score):
+        if self.value is None:
+            self.value = score
+        else:
+            self.value = 0.9 * self.value + 0.1 * score
+        return self.value
+
+def main():
+    model, score = nn.Sequential(nn.Linear(64, 64), nn.Tanh()), MovingScore()
+    with memprof.track(sys.argv[1], sources=["cpu"], allowance_s=600) as tracker:
+        for _ in range(24):
+            out = model(torch.randn(64, 64))
+            out.square().mean().backward()
+            smoothed = score.update((out * out.tanh()).mean())
+            tracker.step()
+
+main()
+"""
+
+
+def test_of_an_average_that_a_method_hands_back_its_own_line_is_told(tmp_path):
+    found, *_ = in_file(tmp_path, AVERAGED)
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("assigned-history", "detach")
+    assert first.code == "self.value = 0.9 * self.value + 0.1 * score"

@@ -6,16 +6,18 @@ import pytest
 
 pytest.importorskip("torch", reason="the programs train")
 
+import msgspec
 import torch
 from torch import nn
 
 from memprof.loading import load
-from memprof.records import Finding, Holder
+from memprof.records import DeviceInfo, Finding, Holder
 from memprof.reference_chain import Link, LinkKind
 from memprof.rules.floor import is_needed
 from memprof.rules.frameworks import typed
 from memprof.rules.ranked_findings import findings
-from memprof.testing import TraceBuilder, write_run
+from memprof.runfile.writer import RunWriter
+from memprof.testing import TraceBuilder, run_records, step_columns, write_run
 from memprof.trace import Frame
 from tests.rules.recorded import findings_of
 
@@ -175,3 +177,35 @@ def test_an_index_that_is_searched_once_it_is_made_is_needed(every_step, tmp_pat
 def test_what_to_type_is_for_the_device_where_it_lies(device):
     said = typed("mixed_precision", (), device)
     assert said == f'with torch.autocast("{device.split(":")[0]}", torch.bfloat16):'
+
+
+def reserves(path, card, unused):
+    """Counters of a card of which ever more is reserved and not used, up to some bytes."""
+    mib, last = 1 << 20, 29
+    trace = TraceBuilder(device="cuda:0")
+    for step in range(last + 1):
+        trace.label(step=step)
+        trace.alloc(mib, "x", stack=(Frame("main", "/home/user/train.py", 2),)).free("x")
+    reserved = [300 * mib + unused * step // last for step in range(last + 1)]
+    columns = step_columns(
+        reserved=reserved, allocated=[300 * mib] * (last + 1), ooms=[0] * (last + 1)
+    )
+    records = run_records(trace.build(), steps=columns)
+    header = msgspec.structs.replace(
+        records[0], devices=[DeviceInfo("cuda:0", total_bytes=card, memory_fraction=1.0)]
+    )
+    writer = RunWriter(path, header)
+    for record in records[1:-1]:
+        writer.write(record)
+    writer.close(records[-1])
+    return findings(load(path))
+
+
+@pytest.mark.parametrize(
+    ("card_gib", "is_minor"), [(80, True), (8, False), (0, False)], ids=["80 GiB", "8 GiB", "?"]
+)
+def test_what_lies_unused_on_a_large_card_is_no_headline(card_gib, is_minor, tmp_path):
+    """200 MiB are a fortieth of a card of 8 GiB, and a four hundredth of one of 80."""
+    found = reserves(tmp_path / "run.json", card_gib << 30, 200 << 20)
+    holes = next(one for one in found if one.rule == "growing-fragmentation")
+    assert holes.minor is is_minor

@@ -236,3 +236,30 @@ def test_a_function_that_is_given_the_sum_may_have_the_backward_pass(tmp_path):
     for program in (compared_by_a_method, averaged_by_a_method):
         found = findings_of(program, tmp_path / f"{program.__name__}.json")
         assert "late-backward" not in [one.rule for one in found]
+
+
+def with_a_term_each():
+    """Each task adds its loss and a term of its own in one statement."""
+    net = model()
+    weights = nn.Parameter(torch.zeros(4))
+
+    def step(number):
+        total = 0.0
+        for task in range(4):
+            loss = net(torch.randn(256, 64)).square().mean()
+            total = total + torch.exp(-weights[task]) * loss + 0.5 * weights[task]
+        total.backward()
+        net.zero_grad()
+        weights.grad = None
+
+    return step
+
+
+def test_a_statement_that_adds_two_terms_adds_up_losses(tmp_path):
+    found = next(
+        one
+        for one in findings_of(with_a_term_each, tmp_path / "run.json")
+        if one.rule == "late-backward"
+    )
+    assert found.match.passes == 4
+    assert found.remedies[0].code.startswith("total = total + torch.exp(-weights[task]) * loss")

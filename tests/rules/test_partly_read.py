@@ -551,3 +551,28 @@ def test_of_a_covariance_matrix_the_variance_is_enough(program, tmp_path):
 )
 def test_nothing_is_said_of_products_and_orders_that_are_read_whole(program, tmp_path):
     assert "partly-read" not in names(program, tmp_path / "run.json")
+
+
+class Cached(Decoder):
+    """Returns its logits with what the next pass goes on from, in one statement."""
+
+    def forward(self, ids, past=None):
+        hidden = self.embedding(ids)
+        return self.head(hidden), hidden if past is None else past
+
+
+def made_as_it_is_returned():
+    cached = Cached()
+
+    @torch.no_grad()
+    def step(number):
+        logits, _ = cached(torch.randint(WORDS, (ROWS, POSITIONS)))
+        return logits[:, -1].argmax(dim=-1).tolist()
+
+    return step
+
+
+def test_what_a_call_makes_as_it_is_returned_beside_another_value_is_followed(tmp_path):
+    (found, *_) = findings_of(made_as_it_is_returned, tmp_path / "run.json")
+    assert (found.rule, found.minor) == ("partly-read", False)
+    assert found.match.part.text == "logits[:, -1]"

@@ -152,6 +152,7 @@ def test_after_the_patch_the_waste_is_not_there(case, before, after):
         "foreach_false/optimizer-temporaries",
         "disable_autocast_cache/uncached",
         "no_grad/evaluation-graph",
+        "freeze_params/frozen-by-attribute",
         "bucket_view/buckets",
     ],
 )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from memprof.loading import load
 from memprof.records import Holder, Site
 from memprof.reference_chain import Link, LinkKind
 from memprof.rules.finding import Kind, RuleFinding
-from memprof.rules.ranked_findings import without_repeats
+from memprof.rules.ranked_findings import findings, without_repeats
+from memprof.testing import TraceBuilder, step_columns, write_run
+from memprof.trace import Frame, Phase
 
 LOADING = Site("/home/me/train.py", 7)
 TRAINING = Site("/home/me/train.py", 12)
@@ -72,3 +75,35 @@ def test_of_other_memory_both_are(both):
 def test_a_finding_yields_only_to_one_that_is_reported():
     """The graph is part of the leak, so that the host's growth is not the graph's."""
     assert without_repeats([LEAK, GRAPH, HOST]) == [LEAK, HOST]
+
+
+def convolves(folder, scratch_mib):
+    """A convolution's scratch memory makes part of 10 MiB; ever more is reserved and not used."""
+    mib, steps = 1 << 20, 30
+    trace = TraceBuilder(device="cuda:0")
+    line = Frame("forward", "/home/user/net.py", 12)
+    maker = Frame("at::native::raw_cudnn_convolution_forward_out", "Conv_v8.cpp", 700)
+    for step in range(steps):
+        trace.label(step=step, phase=Phase.FORWARD)
+        trace.alloc((10 - scratch_mib) * mib, f"y{step}", stack=(line,))
+        trace.alloc(scratch_mib * mib, f"w{step}", stack=(maker, line))
+        trace.free(f"w{step}").free(f"y{step}")
+    columns = step_columns(
+        reserved=[(20 + 10 * step) * mib for step in range(steps)],
+        allocated=[10 * mib] * steps,
+        ooms=[0] * steps,
+    )
+    return findings(load(write_run(folder / "run.json", trace.build(), steps=columns)))
+
+
+@pytest.mark.parametrize(
+    ("scratch_mib", "order"),
+    [(8, ["workspace", "growing-fragmentation"]), (2, ["growing-fragmentation", "workspace"])],
+)
+def test_waste_that_is_half_of_what_there_is_comes_before_room_that_is_not_used(
+    scratch_mib, order, tmp_path
+):
+    named = [one for one in convolves(tmp_path, scratch_mib) if not one.minor]
+    assert [one.rule for one in named] == order
+    holes = next(one for one in named if one.rule == "growing-fragmentation")
+    assert not any(one.saves_per_step for one in holes.remedies)

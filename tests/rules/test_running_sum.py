@@ -7,6 +7,9 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
+from memprof.loading import load
+from memprof.rules.ranked_findings import findings
+from tests import forks
 from tests.rules.recorded import findings_of
 
 
@@ -46,3 +49,32 @@ def test_what_was_added_is_named_and_the_number_added_instead(tmp_path):
     assert first.code == "meter.total = meter.total + loss"
     assert "+        meter.total = meter.total + loss.item()" in first.patch
     assert first.saves_bytes == round(found.bytes_per_step)
+
+
+MOVING = """
+import sys
+import memprof
+import torch
+from torch import nn
+
+def main():
+    model, mean = nn.Sequential(nn.Linear(64, 64), nn.Tanh()), torch.zeros(())
+    with memprof.track(sys.argv[1], sources=["cpu"], allowance_s=600) as tracker:
+        for _ in range(24):
+            out = model(torch.randn(64, 64))
+            out.square().mean().backward()
+            mean = 0.9 * mean + 0.1 * (out * out.tanh()).mean()
+            tracker.step()
+
+main()
+"""
+
+
+def test_an_average_that_moves_is_a_sum_with_weights(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(MOVING)
+    done = forks.run_file(script, tmp_path / "run.json")
+    assert done.returncode == 0, done.stderr
+    first, *_ = findings(load(tmp_path / "run.json"))
+    assert first.rule == first.remedies[0].rule == "running-sum"
+    assert first.remedies[0].code == "mean = 0.9 * mean + 0.1 * (out * out.tanh()).mean()"

@@ -114,3 +114,21 @@ def test_the_products_are_told(program, tmp_path):
 @pytest.mark.parametrize("program", [looks_alike, of_squares])
 def test_nothing_is_said_of_what_no_product_of_matrices_would_sum(program, tmp_path):
     assert "summed-products" not in names(program, tmp_path / "run.json")
+
+
+def weighed_by_a_mask():
+    """Of a table of all pairs one half is summed: the other half is multiplied by 0."""
+    upper = torch.triu(torch.ones(ROWS, WIDTH, WIDTH)[0])
+
+    def step(number):
+        x = torch.rand(ROWS, WIDTH)
+        products = x.unsqueeze(2) * x.unsqueeze(1)
+        return (products * upper).sum(dim=(1, 2)).amax().item()
+
+    return step
+
+
+def test_products_of_which_a_mask_takes_some_are_summed_as_well(tmp_path):
+    found = findings_of(weighed_by_a_mask, tmp_path / "run.json")[0]
+    assert (found.rule, found.remedies[0].fix) == ("summed-products", "einsum")
+    assert found.bytes >= PRODUCTS

@@ -212,3 +212,34 @@ def test_a_model_that_is_run_beside_gradients_of_another_needs_no_graph(tmp_path
 )
 def test_passes_that_are_read_are_not_cut_off(program, tmp_path):
     assert "unvisited-graph" not in names(program, tmp_path / "run.json")
+
+
+class Attention(nn.Module):
+    """Saves much itself, and its four layers next to nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(WIDTH, 4, bias=False) for _ in range(4))
+
+    def forward(self, x):
+        scores = sum(part(x) for part in self.parts)
+        for _ in range(4):
+            x = (x * scores[:, :1].sigmoid()).tanh()
+        return x
+
+
+class Edges(Distillation):
+    def __init__(self):
+        super().__init__()
+        self.teacher = nn.Sequential(*(Attention() for _ in range(4)))
+
+
+def edges():
+    return Edges().step
+
+
+def test_a_graph_that_few_modules_save_is_one(tmp_path):
+    found = next(
+        one for one in findings_of(edges, tmp_path / "run.json") if one.rule == "unvisited-graph"
+    )
+    assert found.remedies[0].code == "return self.teacher(batch)"

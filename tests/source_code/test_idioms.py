@@ -101,6 +101,9 @@ def test_the_search_for_holders_and_the_rules_know_the_same_methods_that_fill(
         ("self.t = loss(x) + self.t", "self.t", "loss(x)"),
         ("t.add_(loss)", "t", "loss"),
         ("t.sub_(loss)", "t", "loss"),
+        ("t = 0.9 * t + 0.1 * loss", "t", "0.1 * loss"),
+        ("t = (1 - w) * loss + t * w", "t", "(1 - w) * loss"),
+        ("t = t + loss + 0.5 * other", "t", "loss"),
     ],
 )
 def test_a_sum_is_the_same_however_it_is_written(statement, total, value, place_in):
@@ -114,6 +117,8 @@ def test_a_sum_is_the_same_however_it_is_written(statement, total, value, place_
         "t += [x]",
         "t *= x",
         "t = t * x",
+        "t = 0.9 * a + 0.1 * b",
+        "self.t = 0.9 * self.t + 0.1 * loss",
         "t = a + b",
         "t = u.add_(x)",
         "t.mul_(x)",

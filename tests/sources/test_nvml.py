@@ -59,6 +59,25 @@ def test_devices_are_matched_by_uuid_and_not_by_their_order(driver):
     assert found == {"cuda:0": 20, "cuda:1": 300}
 
 
+LISTED = """
+import gc
+lists = []
+class Uuids(dict):
+    def items(self):
+        for one in super().items():
+            lists.append(gc.get_objects())
+            yield one
+os.environ.setdefault("STUB_NVML_PID", str(os.getpid()))
+source = NvmlSource(lambda: Uuids({"cuda:0": "22222222-bbbb", "cuda:1": "GPU-11111111-aaaa"}))
+source.open()
+"""
+
+
+def test_a_search_that_lists_all_objects_meanwhile_ends_no_reading(driver):
+    found = answer(driver, LISTED + "found = [r.device for r in source.read()]")
+    assert found == ["cuda:0", "cuda:1"]
+
+
 def test_every_value_of_a_card_that_says_everything(driver):
     found = answer(driver, OPEN + "found = source.read()[1].values")
     assert found == {

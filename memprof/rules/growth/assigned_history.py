@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from memprof.reference_chain import THROUGH_GRAPH, LinkKind
 from memprof.rules.case import Case
+from memprof.rules.graph_lines import behind_calls
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import (
     accumulation,
@@ -51,7 +52,7 @@ class AssignedHistory(GrowthRule[Assigned]):
         # Where all that grows is what the holder has itself, a graph of it would free nothing.
         if not case.graph or (case.direct and case.finding.growth.kept_itself == 1.0):
             return None
-        for place in (*case.places, *case.assignments):
+        for place in (*case.places, *case.assignments, *behind_calls(case)):
             statement = place.statement
             if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or statement.value is None:
                 continue

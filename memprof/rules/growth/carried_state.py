@@ -9,9 +9,15 @@ from dataclasses import dataclass
 from memprof.reference_chain import CYCLES, LinkKind, is_bounded, largest_container
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
-from memprof.rules.graph_lines import OF_ERRORS, of_many_steps, on_the_way, running_sum
+from memprof.rules.graph_lines import (
+    OF_ERRORS,
+    behind_calls,
+    of_many_steps,
+    on_the_way,
+    running_sum,
+)
 from memprof.rules.rule import Advice, Cause, GrowthRule
-from memprof.source_code.idioms import growing, read_by_itself
+from memprof.source_code.idioms import growing, is_moving_average, read_by_itself
 from memprof.source_code.patch import diff, wrapped
 from memprof.source_code.program import FUNCTIONS, Place, bound_names, calls_in, own_calls
 from memprof.source_code.values import has_no_graph, is_fresh_tensor
@@ -54,6 +60,8 @@ class CarriedState(GrowthRule[StateUpdate]):
         near = [*on_the_way(case), *case.assignments]
         if any(running_sum(place) is not None for place in near):
             return None
+        if any(map(is_moving_average, (*case.places, *behind_calls(case)))):
+            return None  # that is what goes on with its graph, whatever else a loop carries
         states = (
             StateUpdate(p, name, tuple(reads))
             for p in near

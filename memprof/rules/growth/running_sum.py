@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
-from memprof.rules.graph_lines import holding_places, running_sum
+from memprof.rules.graph_lines import behind_calls, holding_places, running_sum
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.rules.source_facts import is_number, makes_number
 from memprof.source_code.idioms import Accumulation
-from memprof.source_code.patch import diff, wrapped
+from memprof.source_code.patch import Edit, diff, wrapped
 from memprof.source_code.program import Place
 from memprof.source_code.values import goes_backward, is_python_number, used_as_tensor
 
@@ -38,7 +38,7 @@ class RunningSum(GrowthRule[Sum]):
         """A sum where a holder is filled, or where the tensors are made."""
         if not (case.graph or case.finding.kind is Kind.HOST_GROWTH):
             return None
-        for place in holding_places(case):
+        for place in (*holding_places(case), *behind_calls(case)):
             addition = running_sum(place)
             if addition is not None and not is_python_number(addition.value, case.everywhere):
                 return Sum(place, addition)
@@ -57,7 +57,8 @@ class RunningSum(GrowthRule[Sum]):
             return
         number = makes_number(case, place)
         number = is_number(case, place, value) if number is None else number
-        detach_patch = diff(place.program, *wrapped(value, ".detach()"))
+        parts = (value, *cause.added.others)
+        detach_patch = diff(place.program, *_each(parts, ".detach()"))
         if number is False or used_as_tensor(place, total, case.everywhere):
             yield Advice("detach", f"{why}: add it detached.", place, patch=detach_patch)
             return
@@ -65,7 +66,7 @@ class RunningSum(GrowthRule[Sum]):
             "item",
             f"{why}: add the number (`.item()` waits for the device).",
             place,
-            patch=diff(place.program, *wrapped(value, ".item()")) if number else "",
+            patch=diff(place.program, *_each(parts, ".item()")) if number else "",
         )
         yield Advice(
             "detach",
@@ -74,6 +75,10 @@ class RunningSum(GrowthRule[Sum]):
             patch=detach_patch,
             otherwise=True,
         )
+
+
+def _each(parts: Sequence[ast.expr], suffix: str) -> list[Edit]:
+    return [edit for part in parts for edit in wrapped(part, suffix)]
 
 
 RULE = RunningSum()

@@ -198,7 +198,9 @@ def _goes_on(place: Place, loop: ast.AST) -> bool:
 def _added_part(statement: ast.stmt) -> ast.AST:
     """``loss(x)`` of ``total = total + loss(x)``; any other statement as it is."""
     added = added_by(statement) if isinstance(statement, ast.Assign) else None
-    return added.value if added is not None and _collecting(statement) else statement
+    if added is None or not _collecting(statement):
+        return statement
+    return ast.Tuple([added.value, *added.others], ast.Load())
 
 
 def _flows_into_backward(
@@ -240,7 +242,8 @@ def _collecting(statement: ast.stmt) -> str:
         return ""  # what stands in its body is looked at by itself
     addition, growth = added_by(statement), filling(statement)
     if addition is not None:
-        plain = isinstance(addition.value, ast.Constant) or is_partly_cut(addition.value)
+        parts = (addition.value, *addition.others)
+        plain = all(isinstance(one, ast.Constant) or is_partly_cut(one) for one in parts)
         return "" if plain else root_name(addition.total)
     if growth is None or growth.keyed or any(map(is_partly_cut, growth.values)):
         return ""

@@ -61,9 +61,7 @@ def _is_only_summed(place: Place) -> bool:
     Each operand has a dimension that the other lacks: a mask has not, whose products are no more.
     """
     for node in ast.walk(place.statement):
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-            if not all(_has_new_dimension(one, place) for one in (node.left, node.right)):
-                continue
+        if isinstance(node, ast.BinOp) and _are_products(node, place):
             sums = reductions_of(place, node)
             names = {called_name(call) if call is not None else "" for call in sums}
             if names and names <= _SUMS and all(map(_is_direct, sums)):
@@ -74,6 +72,25 @@ def _is_only_summed(place: Place) -> bool:
         len(call.args) > 1 and all(_has_new_dimension(one, place) for one in call.args[:2])
         for call in similar
     )
+
+
+def _are_products(value: ast.expr | None, place: Place, depth: int = 2) -> bool:
+    """Whether an expression multiplies all pairs, or weighs such products: ``products * mask``."""
+    if isinstance(value, ast.Name) and depth:
+        values = list(values_of(place, value.id))
+        reads = [one for one in ast.walk(place.scope) if _reads(one, value.id)]
+        once = len(values) == len(reads) == 1
+        return once and _are_products(values[0], place, depth - 1)
+    if not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Mult):
+        return False
+    sides = (value.left, value.right)
+    if all(_has_new_dimension(one, place) for one in sides):
+        return True
+    return any(_are_products(one, place, depth) for one in sides)
+
+
+def _reads(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
 
 
 def _is_similarity(place: Place, call: ast.Call) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.forward_passes import runs_within
+from memprof.rules.graph_lines import is_forward
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.torch_modes import without_gradients
@@ -26,7 +27,8 @@ _LEAST_KEPT = 0.25
 rest is what operators need while they run."""
 _LEAST_KEEPING = 0.5
 """Of the modules that make something: where results of layers are returned, the layers within them
-keep nothing."""
+keep nothing. Of what autograd was seen to save it need not be so many: an attention over the edges
+of a graph saves much, and the layers in it little."""
 _NEARLY_ALL = 0.9
 """Of a graph: so much must have come by the line that is named."""
 _MOSTLY = 0.5
@@ -196,12 +198,20 @@ def _left_behind(window: Window, path: str, learned: Ints) -> Ints:
         # what the pass has in variables of its own is gone when anything else is made
         rows = rows[goes_unread[rows] & (lives.free[rows] > following)]
         keepers = _modules_of(window, rows)
-        if len(keepers) < max(_LEAST_MODULES, _LEAST_KEEPING * len(makers)):
+        least = 0.0 if _are_saved(window, rows) else _LEAST_KEEPING * len(makers)
+        if len(keepers) < max(_LEAST_MODULES, least):
             continue
         if int(lives.size[rows].sum()) >= _LEAST_KEPT * pass_bytes:
             parts.append(rows)
     rows = np.concatenate(parts) if parts else nothing
     return nothing if len(rows) and without_gradients(window.stack(int(rows[0]))) else rows
+
+
+def _are_saved(window: Window, rows: Ints) -> bool:
+    """Whether autograd was seen to save nearly all of some tensors: they are no mere results."""
+    size = window.lives.size[rows]
+    saved = size[window.category[rows] == Category.ACTIVATION].sum()
+    return not window.owners.inferred and bool(saved >= _NEARLY_ALL * size.sum())
 
 
 def _modules_of(window: Window, rows: Ints) -> set[int]:
@@ -244,7 +254,10 @@ def _is_inside(path: str, modules: Sequence[str]) -> Bools:
 
 
 def _own_frame(window: Window, rows: Ints, rows_read: Ints) -> Frame | None:
-    """The innermost line of the program that nearly all ``rows``, and no ``rows_read``, share."""
+    """The innermost line of the program that nearly all ``rows``, and no ``rows_read``, share.
+
+    One that calls the model, where there is one, and none within the model's own pass.
+    """
     others = {
         frame
         for stack in np.unique(window.lives.stack[rows_read])
@@ -255,10 +268,13 @@ def _own_frame(window: Window, rows: Ints, rows_read: Ints) -> Frame | None:
     for stack in np.flatnonzero(sizes).tolist():
         of_frame.update(dict.fromkeys(_user(window, stack), int(sizes[stack])))
     least = _NEARLY_ALL * float(sizes.sum())
-    for frame in _user(window, int(sizes.argmax())):
-        if frame not in others and of_frame[frame] >= least:
-            return frame
-    return None
+    own = [
+        frame
+        for frame in _user(window, int(sizes.argmax()))
+        if frame not in others and of_frame[frame] >= least
+    ]
+    outside = [frame for frame in own if not is_forward(frame)]
+    return next(iter(outside or own), None)
 
 
 def _user(window: Window, stack: int) -> list[Frame]:

@@ -1,0 +1,101 @@
+"""frozen-by-attribute: a module has no `requires_grad`, and setting it freezes nothing."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.rules.recorded import findings_of, names
+
+WIDTH, BATCH = 256, 32
+
+
+def layers():
+    return nn.Sequential(
+        nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh(), nn.Linear(WIDTH, WIDTH, bias=False)
+    )
+
+
+class Probe(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone = layers()
+        self.backbone.requires_grad = False
+        self.head = nn.Linear(WIDTH, 4)
+
+    def forward(self, x):
+        return self.head(self.backbone(x))
+
+
+class Frozen(nn.Module):
+    """Its parameters are frozen one by one, and a tensor that is no module's as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = layers()
+        for parameter in self.base.parameters():
+            parameter.requires_grad = False
+        self.shift = torch.ones(WIDTH)
+        self.shift.requires_grad = False
+        self.top = nn.Linear(WIDTH, 4)
+
+    def forward(self, x):
+        return self.top(self.base(x + self.shift))
+
+
+class ByLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = layers()
+        for layer in self.stem.children():
+            layer.requires_grad = False
+        self.last = nn.Linear(WIDTH, 4)
+
+    def forward(self, x):
+        return self.last(self.stem(x))
+
+
+def training(net):
+    optimizer = torch.optim.AdamW(one for one in net.parameters() if one.requires_grad)
+
+    def step(number):
+        net(torch.randn(BATCH, WIDTH)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def fires():
+    return training(Probe())
+
+
+def looks_alike():
+    return training(Frozen())
+
+
+def of_each_layer():
+    return training(ByLayer())
+
+
+def test_the_statement_is_named_and_the_method_put_in_its_place(tmp_path):
+    found = next(
+        one
+        for one in findings_of(fires, tmp_path / "run.json")
+        if one.rule == "frozen-by-attribute"
+    )
+    first = found.remedies[0]
+    assert "`Probe.backbone`, which was to be frozen and is not" in found.title
+    assert (first.fix, first.code) == ("freeze_params", "self.backbone.requires_grad = False")
+    assert first.typed == "self.backbone.requires_grad_(False)"
+    assert "+        self.backbone.requires_grad_(False)" in first.patch
+    # gradients and the two states of AdamW of two matrices
+    assert found.bytes >= 3 * 2 * WIDTH * WIDTH * 4
+
+
+def test_what_a_loop_sets_of_each_layer_is_that_of_all(tmp_path):
+    assert "frozen-by-attribute" in names(of_each_layer, tmp_path / "run.json")
+
+
+def test_parameters_are_frozen_by_it(tmp_path):
+    assert "frozen-by-attribute" not in names(looks_alike, tmp_path / "run.json")
