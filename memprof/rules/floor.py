@@ -11,6 +11,7 @@ from memprof.rules.rule import WasteRule
 from memprof.source_code.joined_parts import is_joined_afterwards
 from memprof.source_code.program import program_of
 from memprof.source_code.searched_parts import searching_lines
+from memprof.trace import Phase
 from memprof.views.examination import DeviceExamination, Examination
 
 __all__ = ["growth_of", "is_minor", "is_needed"]
@@ -139,9 +140,10 @@ def _is_joined_afterwards(finding: RuleFinding) -> bool:
 
 
 def _is_searched_later(finding: RuleFinding, examination: Examination) -> bool:
-    """Whether the program searches through all that a container has, and not while it is filled.
+    """Whether the program searches through all that a container has, and trains nothing by it.
 
-    An index of vectors is as long as what it is made of, and needed.
+    An index of vectors is as long as what it is made of, and needed, also while it is filled. Where
+    something is trained, what each step searches may be a bank that was to have a size.
     """
     first = finding.remedies[0] if finding.remedies else None
     if first is None or first.fix != "clear_container" or finding.growth.kept_itself < _ALMOST_ALL:
@@ -152,6 +154,8 @@ def _is_searched_later(finding: RuleFinding, examination: Examination) -> bool:
     device = next((one for one in examination.devices if one.name == finding.device), None)
     if not lines or device is None:
         return False
+    if not any((window.phase_of_event == Phase.BACKWARD).any() for window in device.windows):
+        return True
     return not any(
         frame.filename == first.filename and frame.line in lines
         for window in device.windows

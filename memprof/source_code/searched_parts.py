@@ -16,6 +16,7 @@ _PRODUCTS = ("bmm", "cdist", "cosine_similarity", "einsum", "matmul", "mm")
 def searching_lines(place: Place) -> frozenset[int]:
     """Lines of the file that multiply with every item of the container that a statement fills.
 
+    None of a loop that a match ends: that looks for an answer that is kept, as a cache does.
     ``for keys in self.shards: scores = queries @ keys.T``. Of an attribute of ``self`` anywhere in
     its class, of a variable in its own function. Empty where there are none.
     """
@@ -43,7 +44,8 @@ def _loops(scope: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, list[ast.AST]]]
     """Loops and comprehensions: their targets, what they go through, and what they do."""
     for node in ast.walk(scope):
         if isinstance(node, (ast.For, ast.AsyncFor)):
-            yield node.target, node.iter, list(node.body)
+            if not any(isinstance(one, (ast.Return, ast.Break)) for one in ast.walk(node)):
+                yield node.target, node.iter, list(node.body)
         if isinstance(node, (ast.ListComp, ast.GeneratorExp)):
             for one in node.generators:
                 yield one.target, one.iter, [node.elt]

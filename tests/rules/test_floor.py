@@ -157,20 +157,49 @@ class Index:
         return [queries @ shelf.T for shelf in self.shelves]
 
 
-@pytest.mark.parametrize("every_step", [False, True])
-def test_an_index_that_is_searched_once_it_is_made_is_needed(every_step, tmp_path):
+class Answers:
+    """The first answer that is near enough is taken, and else one is made and kept."""
+
+    def __init__(self):
+        self.keys = []
+
+    def add(self, key):
+        self.keys.append(key)
+
+    def search(self, query):
+        for key in self.keys:
+            if (query @ key.T).max() > 1e9:
+                return key
+        return None
+
+
+@pytest.mark.parametrize(
+    ("kept", "every_step", "trains", "is_minor"),
+    [
+        (Index, False, True, True),
+        (Index, True, False, True),
+        (Index, True, True, False),
+        (Answers, True, False, False),
+    ],
+    ids=["searched later", "searched", "a bank of a training", "a cache"],
+)
+def test_an_index_that_is_searched_is_needed(kept, every_step, trains, is_minor, tmp_path):
     def indexes():
-        model, index = nn.Linear(64, 64), Index()
+        model, index = nn.Linear(64, 64), kept()
 
         def step(number):
-            index.add(model(torch.randn(4096, 64)).detach())
+            with torch.set_grad_enabled(trains):
+                out = model(torch.randn(4096, 64))
+            index.add(out.detach())
             if every_step:
                 index.search(torch.randn(1, 64))
+            if trains:
+                out.sum().backward()
 
         return step
 
     found = [one for one in findings_of(indexes, tmp_path / "run.json") if one.bytes_per_step]
-    assert [(one.rule, one.minor) for one in found[:1]] == [("growing-container", not every_step)]
+    assert [one.minor for one in found[:1]] == [is_minor]
 
 
 @pytest.mark.parametrize("device", ["cuda:0", "cpu"])
