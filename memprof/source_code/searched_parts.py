@@ -43,12 +43,15 @@ def searching_lines(place: Place) -> frozenset[int]:
 def _loops(scope: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, list[ast.AST]]]:
     """Loops and comprehensions: their targets, what they go through, and what they do."""
     for node in ast.walk(scope):
-        if isinstance(node, (ast.For, ast.AsyncFor)):
-            if not any(isinstance(one, (ast.Return, ast.Break)) for one in ast.walk(node)):
-                yield node.target, node.iter, list(node.body)
+        if isinstance(node, (ast.For, ast.AsyncFor)) and not _ends_early(node):
+            yield node.target, node.iter, list(node.body)
         if isinstance(node, (ast.ListComp, ast.GeneratorExp)):
             for one in node.generators:
                 yield one.target, one.iter, [node.elt]
+
+
+def _ends_early(loop: ast.For | ast.AsyncFor) -> bool:
+    return any(isinstance(one, (ast.Return, ast.Break)) for one in ast.walk(loop))
 
 
 def _products_with(node: ast.AST, names: set[str]) -> Iterator[int]:
