@@ -8,7 +8,7 @@ what to do about it, is for the rules in ``growth``.
 from __future__ import annotations
 
 import ast
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -94,7 +94,8 @@ def _candidates(run: Run, examination: DeviceExamination) -> list[_Leak]:
     if stackless is not None and EMPTY in holders:  # one search was for what has no stack
         own = holders.get(stackless.stack, ())
         if not own or _is_mostly_stackless(stackless, groups):
-            holders[stackless.stack] = (*holders[EMPTY], *own)
+            others = (one for one in holders[EMPTY] if not _is_workspace(one))
+            holders[stackless.stack] = (*others, *own)
     growing_stacks = {group.stack for group in groups}
     groups += [one for one in cyclic_garbage(lives, freed) if one.stack not in growing_stacks]
     for group, own in beyond_windows(examination, lives, holders, {one.stack for one in groups}):
@@ -134,6 +135,12 @@ def _is_registry(holder: Holder) -> bool:
     at = largest_container(holder.links)
     above = holder.links[at - 1] if at else None
     return above is not None and bool(above.releases) and not above.filename
+
+
+def _is_workspace(holder: Holder) -> bool:
+    """Whether it is scratch memory of a library, which has no stack and grows with nothing."""
+    unowned = holder.links[0].unowned if holder.links else None
+    return unowned is not None and unowned.workspace
 
 
 def _is_of_unowned_list(holder: Holder) -> bool:
@@ -273,7 +280,12 @@ class _Leak:
         cluster, lives, steps = self.cluster, self.survival.lives, self.survival.steps
         rows = np.concatenate([group.rows for group in cluster.groups])
         frame, stack = self._site()
-        holders = _distinct(_largest_view_first(cluster.holders))
+        named = any(one.is_named for one in cluster.holders)
+        holders = _distinct(
+            one
+            for one in _largest_view_first(cluster.holders)
+            if not (named and _is_workspace(one))
+        )
         births = self._births(rows)
         per_step = cluster.per_step
         series = self._series(rows)
@@ -460,7 +472,7 @@ def _largest_view_first(holders: Sequence[Holder]) -> Sequence[Holder]:
     return (largest, *(one for one in holders if one is not largest))
 
 
-def _distinct(holders: Sequence[Holder]) -> tuple[Holder, ...]:
+def _distinct(holders: Iterable[Holder]) -> tuple[Holder, ...]:
     """The holders in order, each way of holding once."""
     first: dict[Hashable, Holder] = {}
     for one in holders:

@@ -100,3 +100,11 @@ def test_crumbs_beside_what_grows_have_no_line_until_they_are_more():
 def test_each_device_has_lines_of_its_own():
     lines = GrowthLines()
     assert len(said(lines, growth(0, 100 * MIB), growth(0, MIB, device="cpu"))) == 2
+
+
+def test_numbers_that_are_listed_have_no_line_and_what_their_graph_keeps_has():
+    """A loss takes 512 bytes on a card; of two a step a thousand steps make a MiB."""
+    lines = GrowthLines()
+    assert said(lines, growth(0, 512, held(*HISTORY))) == []
+    assert said(lines, growth(1, 512, held(*CACHE, *GRAPH)))[0].startswith("memory grows by 512 B")
+    assert len(said(lines, growth(0, 1024, held(*HISTORY)))) == 1

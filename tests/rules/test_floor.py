@@ -12,7 +12,7 @@ from torch import nn
 
 from memprof.loading import load
 from memprof.records import DeviceInfo, Finding, Holder
-from memprof.reference_chain import Link, LinkKind
+from memprof.reference_chain import Link, LinkKind, Unowned
 from memprof.rules.floor import is_needed
 from memprof.rules.frameworks import typed
 from memprof.rules.ranked_findings import findings
@@ -144,6 +144,27 @@ def test_results_that_grow_beside_a_peak_of_many_times_their_size_are_no_headlin
     (found,) = findings(load(write_run(tmp_path / "run.json", trace.build(), more=[held])))
     assert (found.bytes_per_step, found.remedies[0].fix) == (size, "clear_container")
     assert found.minor is is_minor
+
+
+def test_scratch_memory_of_a_library_holds_nothing_that_grows(tmp_path):
+    """It has no stack, as nothing has that came between windows: a search asks for both at once."""
+    source = tmp_path / "train.py"
+    source.write_text("def main(results, x):\n    results.append(x)\n")
+    trace = TraceBuilder(device="cuda:0")
+    for step in range(40):
+        trace.label(step=step)
+        trace.alloc(1 << 20, f"t{step}", stack=(Frame("main", str(source), 2),))
+    links = [
+        Link(LinkKind.LOCAL, "results", "main", str(source), 1),
+        Link(LinkKind.ITEM, "3", "list", length=40),
+    ]
+    named = Holder(LinkKind.ITEM, str(source), 2, "results.append(x)", links)
+    scratch = Holder(
+        LinkKind.UNKNOWN, links=[Link(LinkKind.UNKNOWN, unowned=Unowned(workspace=True))]
+    )
+    held = Finding("holders", device="cuda:0", step=39, stack=1, holders=[named, scratch])
+    (found,) = findings(load(write_run(tmp_path / "run.json", trace.build(), more=[held])))
+    assert found.holders == (named,)
 
 
 class Index:

@@ -101,3 +101,33 @@ def test_values_under_keys_that_are_tensors_are_never_replaced(tmp_path):
 def test_values_under_numbers_are(tmp_path):
     found = findings_of(lambda: slots_by(int), tmp_path / "run.json")
     assert [one for one in found if one.bytes_per_step] == []
+
+
+class Moments:
+    """An optimizer by hand, whose weights are new ones in every task."""
+
+    def __init__(self):
+        self.state = {}
+
+    def step(self, weights):
+        for weight in weights:
+            if weight not in self.state:
+                self.state[weight] = {"first": torch.zeros_like(weight)}
+            self.state[weight]["first"].add_(weight)
+
+
+def tasks():
+    moments = Moments()
+
+    def step(number):
+        moments.step([torch.randn(128, 128) for _ in range(2)])
+
+    return step
+
+
+def test_states_of_weights_that_each_task_makes_anew_are_to_be_let_go_of(tmp_path):
+    found = findings_of(tasks, tmp_path / "run.json")
+    states = next(one for one in found if one.remedies[0].fix == "clear_container")
+    assert states.rule == "tensor-key"
+    assert states.remedies[0].code.startswith("self.state[weight] = {")
+    assert states.remedies[1].fix == "weakref"

@@ -10,7 +10,7 @@ from memprof.reference_chain import CYCLES, THROUGH_GRAPH, LinkKind, largest_con
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import growing, last_name
-from memprof.source_code.program import Place, bound_names
+from memprof.source_code.program import Place, bound_names, called_name, calls_in
 
 __all__ = ["RULE"]
 
@@ -36,7 +36,7 @@ class TensorKey(GrowthRule[Keys]):
 
     name = "tensor-key"
     summary = "a dict keeps the tensors that are its keys"
-    fixes = ("weakref", "bound_cache", "item")
+    fixes = ("weakref", "bound_cache", "item", "clear_container")
     precedes = (
         *("kept-graph", "unbounded-dict", "growing-container", "grown-by-concatenation"),
         *("assigned-history", "collecting-object"),
@@ -72,7 +72,7 @@ class TensorKey(GrowthRule[Keys]):
                 )
         return None
 
-    def advice(self, cause: Keys, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the keys say all
+    def advice(self, cause: Keys, case: Case) -> Iterator[Advice]:
         """Hold the keys weakly; of calls, let the keys be values, or the dict have a bound."""
         name = f"`{cause.container}` ({cause.length} items)" if cause.container else "A dict"
         if cause.of_calls:
@@ -84,6 +84,20 @@ class TensorKey(GrowthRule[Keys]):
                 cause.place,
             )
             return
+        weak = (
+            "torch.utils.weak.WeakTensorKeyDictionary"
+            if cause.are_tensors
+            else ("weakref.WeakKeyDictionary")
+        )
+        if cause.of_values and _are_states(case):
+            yield Advice(
+                "clear_container",
+                f"{name} keeps what was made beside each tensor that is a key, and new ones come "
+                "again and again: empty it where they are made, or key it by their place.",
+                cause.place,
+            )
+            yield Advice("weakref", f"Or let it hold its keys weakly (`{weak}()`).", cause.place)
+            return
         if cause.of_values:
             yield Advice(
                 "item",
@@ -93,11 +107,6 @@ class TensorKey(GrowthRule[Keys]):
                 cause.place,
             )
             return
-        weak = (
-            "torch.utils.weak.WeakTensorKeyDictionary"
-            if cause.are_tensors
-            else ("weakref.WeakKeyDictionary")
-        )
         what = "tensors" if cause.are_tensors else "objects that have tensors"
         yield Advice(
             "weakref",
@@ -105,6 +114,13 @@ class TensorKey(GrowthRule[Keys]):
             "take each out when it is done with.",
             cause.place,
         )
+
+
+def _are_states(case: Case) -> bool:
+    """Whether what grows was made in the shape of another tensor, as an optimizer's states are."""
+    statement = case.site.statement if case.site is not None else None
+    calls = calls_in(statement) if statement is not None else []
+    return any(called_name(call).endswith("_like") for call in calls)
 
 
 def _filling(place: Place | None, name: str) -> Place | None:
