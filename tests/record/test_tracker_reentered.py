@@ -161,9 +161,9 @@ def test_a_callback_that_stops_the_recording_leaves_no_hook_behind(path):
         lin = torch.nn.Linear(64, 64)
         optimizer = torch.optim.SGD(lin.parameters(), 0.1)
         for _ in range(60):
-            loss = lin(torch.randn(8, 64)).sum()
-            kept.append(loss)
-            loss.backward()
+            out = lin(torch.randn(8, 64))
+            kept.append(out)
+            out.sum().backward()
             optimizer.step()
             optimizer.zero_grad()
         run = memprof.load(path)
