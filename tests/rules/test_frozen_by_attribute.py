@@ -55,6 +55,38 @@ class ByLayer(nn.Module):
         return self.last(self.stem(x))
 
 
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = layers()
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(WIDTH, 4)
+
+    def forward(self, x):
+        return self.out(x)
+
+
+def of_a_variable():
+    encoder = Encoder()
+    encoder.requires_grad = False
+    head = Head()
+    optimizer = torch.optim.AdamW([*encoder.parameters(), *head.parameters()])
+
+    def step(number):
+        head(encoder(torch.randn(BATCH, WIDTH))).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
 def training(net):
     optimizer = torch.optim.AdamW(one for one in net.parameters() if one.requires_grad)
 
@@ -95,6 +127,12 @@ def test_the_statement_is_named_and_the_method_put_in_its_place(tmp_path):
 
 def test_what_a_loop_sets_of_each_layer_is_that_of_all(tmp_path):
     assert "frozen-by-attribute" in names(of_each_layer, tmp_path / "run.json")
+
+
+def test_what_is_set_of_a_variable_is_that_of_its_class(tmp_path):
+    found = findings_of(of_a_variable, tmp_path / "run.json")
+    (one,) = [one for one in found if one.rule == "frozen-by-attribute"]
+    assert one.remedies[0].code == "encoder.requires_grad = False"
 
 
 def test_parameters_are_frozen_by_it(tmp_path):
