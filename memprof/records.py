@@ -546,6 +546,12 @@ class Holder(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.kind != LinkKind.UNKNOWN
 
     @property
+    def is_workspace(self) -> bool:
+        """True for scratch memory of a library, which nothing of the program's keeps alive."""
+        unowned = self.links[0].unowned if self.links else None
+        return unowned is not None and unowned.workspace
+
+    @property
     def through_graph(self) -> bool:
         """True where autograd's graph is what keeps the tensor alive, on the way at least."""
         return any(link.kind in THROUGH_GRAPH for link in self.links)

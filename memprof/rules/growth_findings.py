@@ -94,7 +94,7 @@ def _candidates(run: Run, examination: DeviceExamination) -> list[_Leak]:
     if stackless is not None and EMPTY in holders:  # one search was for what has no stack
         own = holders.get(stackless.stack, ())
         if not own or _is_mostly_stackless(stackless, groups):
-            others = (one for one in holders[EMPTY] if not _is_workspace(one))
+            others = (one for one in holders[EMPTY] if not one.is_workspace)
             holders[stackless.stack] = (*others, *own)
     growing_stacks = {group.stack for group in groups}
     groups += [one for one in cyclic_garbage(lives, freed) if one.stack not in growing_stacks]
@@ -135,12 +135,6 @@ def _is_registry(holder: Holder) -> bool:
     at = largest_container(holder.links)
     above = holder.links[at - 1] if at else None
     return above is not None and bool(above.releases) and not above.filename
-
-
-def _is_workspace(holder: Holder) -> bool:
-    """Whether it is scratch memory of a library, which has no stack and grows with nothing."""
-    unowned = holder.links[0].unowned if holder.links else None
-    return unowned is not None and unowned.workspace
 
 
 def _is_of_unowned_list(holder: Holder) -> bool:
@@ -282,9 +276,7 @@ class _Leak:
         frame, stack = self._site()
         named = any(one.is_named for one in cluster.holders)
         holders = _distinct(
-            one
-            for one in _largest_view_first(cluster.holders)
-            if not (named and _is_workspace(one))
+            one for one in _largest_view_first(cluster.holders) if not (named and one.is_workspace)
         )
         births = self._births(rows)
         per_step = cluster.per_step

@@ -23,7 +23,8 @@ _OF_MOST_CARDS = (4096 * 2 + 16 * 8) << 10
 _OF_HOPPER = (4096 * 8) << 10
 """… :4096:8 on a Hopper, where cuBLASLt has one of that size, too. Others' tensors may be as large,
 so it must have been a layer of torch's own that asked, or the backward pass."""
-_LAYERS = re.compile(r"/torch/nn/(modules/linear|functional)\.py$")
+_ASKING = re.compile(r"/torch/(nn/(modules/linear|functional)|autograd/(__init__|graph))\.py$")
+"""Files of the layers and of the functions that ask for a backward pass."""
 _VAGUE = (int(Category.UNKNOWN), int(Category.ACTIVATION))
 """What a workspace of most cards may be taken for in the job; a Hopper's gives way where it is not
 known alone, as an activation of a large layer may have its size."""
@@ -32,11 +33,11 @@ _MOST = 1 << 20
 
 
 class LibraryWorkspaces:
-    """The stacks of a run in which a layer multiplies; rows are added as the file's tables are."""
+    """The stacks of a run in which torch itself multiplies; rows are added as its tables are."""
 
     def __init__(self) -> None:
         """No stack is known."""
-        self._layers: set[int] = set()
+        self._asking: set[int] = set()
         self._stacks: set[int] = set()
 
     def add(
@@ -48,10 +49,10 @@ class LibraryWorkspaces:
     ) -> None:
         """Note new rows of the tables; as `ParallelOwners.add`."""
         for row, frame in enumerate(frames, start=first_frame):
-            if len(self._layers) < _MOST and _LAYERS.search(str(frame[1]).replace("\\", "/")):
-                self._layers.add(row)
+            if len(self._asking) < _MOST and _ASKING.search(str(frame[1]).replace("\\", "/")):
+                self._asking.add(row)
         for row, stack in enumerate(stacks, start=first_stack):
-            if stack and stack[0] in self._layers and len(self._stacks) < _MOST:
+            if stack and stack[0] in self._asking and len(self._stacks) < _MOST:
                 self._stacks.add(row)
 
     def trace(self, trace: Trace) -> Trace:

@@ -51,6 +51,25 @@ def test_gradients_are_made_in_the_backward_pass_and_state_by_the_optimizer(tmp_
     assert by_phase[Phase.FORWARD] == 0
 
 
+def test_what_a_backward_pass_makes_has_the_line_that_asked_for_it(tmp_path, sources):
+    """It runs in a thread of autograd's, which has no Python frames."""
+    model = Net().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memprof.track(tmp_path / "run.json", sources=sources, allowance_s=LONG_S):
+        trained(model, optimizer)
+    window = recorded(load(tmp_path / "run.json")).windows[0]
+    made = (window.events.action == Action.ALLOC) & (window.events.size == WEIGHT)
+    rows = [row for row in made.nonzero()[0] if window.stack(int(window.events.stack[row]))]
+    assert len(rows) == made.sum() >= 6  # two weights, three steps
+    for row in rows:
+        assert window.label(int(window.events.label[row])).phase is Phase.BACKWARD
+        own = [f for f in window.stack(int(window.events.stack[row])) if f.filename == __file__]
+        assert [frame.name for frame in own] == [
+            "trained",
+            "test_what_a_backward_pass_makes_has_the_line_that_asked_for_it",
+        ]
+
+
 def test_activations_bear_the_path_of_their_module(tmp_path, sources):
     model = Net().cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -8,8 +8,16 @@ import pytest
 import torch
 from torch import nn
 
+from memprof.loading import load
+from memprof.records import Holder, Site
+from memprof.reference_chain import Link, LinkKind, Unowned
+from memprof.rules.case import Case
+from memprof.rules.finding import Kind, RuleFinding
 from memprof.rules.waste.resident import RULE
 from memprof.testing import TraceBuilder
+from memprof.testing.runs import write_run
+from memprof.trace import Category
+from memprof.views.examination import examine
 from memprof.views.window import Window
 from tests.rules.recorded import findings_of
 
@@ -61,3 +69,29 @@ def test_what_there_is_more_of_to_the_end_is_no_set_that_was_filled_once(filled_
     (match,) = RULE.matches(Window.of(builder.build()))
     assert match.tentative
     assert match.rises is rises
+
+
+@pytest.mark.parametrize(
+    ("category", "matches"), [(Category.UNKNOWN, 1), (Category.LIBRARY_WORKSPACE, 0)]
+)
+def test_what_torch_keeps_for_cublas_is_nothing_of_the_programs(category, matches):
+    builder = TraceBuilder().existing(32 << 20, "scratch", category=category)
+    for step in range(20):
+        builder.label(step=step)
+        builder.alloc(1 << 20, f"passing{step}").free(f"passing{step}")
+    assert len([*RULE.matches(Window.of(builder.build()))]) == matches
+
+
+@pytest.mark.parametrize(("workspace", "fixes"), [(False, ["cpu_offload", "del_ref"]), (True, [])])
+def test_there_is_no_advice_on_scratch_memory(tmp_path, workspace, fixes):
+    builder = TraceBuilder().existing(32 << 20, "scratch")
+    for step in range(20):
+        builder.label(step=step)
+        builder.alloc(1 << 20, f"passing{step}").free(f"passing{step}")
+    run = load(write_run(tmp_path / "run.json", builder.build()))
+    scratch = Link(LinkKind.UNKNOWN, unowned=Unowned(workspace=workspace))
+    (match,) = RULE.matches(Window.of(builder.build()))
+    holders = (Holder(links=[scratch]),)
+    finding = RuleFinding(Kind.WASTE, "cuda:0", Site(), RULE.title(match), holders=holders)
+    advice = [*RULE.advice(match, Case(finding, examine(run)))]
+    assert [one.fix for one in advice] == fixes

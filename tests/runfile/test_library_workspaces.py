@@ -18,6 +18,11 @@ TRAIN = Frame("train", "/home/u/train.py", 20)
 LINEAR = [Frame("Linear.forward", f"{TORCH}/nn/modules/linear.py", 134), TRAIN]
 HEADS = [Frame("multi_head_attention_forward", f"{TORCH}/nn/functional.py", 6487), TRAIN]
 WINDOWS = [Frame("Linear.forward", "C:\\env\\torch\\nn\\modules\\linear.py", 134), TRAIN]
+PASS = [
+    Frame("backward", f"{TORCH}/autograd/__init__.py", 364),
+    Frame("Tensor.backward", f"{TORCH}/_tensor.py", 630),
+    TRAIN,
+]
 MOST, HOPPER = 8_519_680, 32 << 20
 WORKSPACE, UNKNOWN = Category.LIBRARY_WORKSPACE, Category.UNKNOWN
 ACTIVATION, TEMPORARY = Category.ACTIVATION, Category.TEMPORARY
@@ -38,6 +43,8 @@ def categories(tmp_path, trace) -> tuple[list[int], list[int]]:
         (HOPPER, Phase.FORWARD, HEADS, UNKNOWN, WORKSPACE),
         (HOPPER, Phase.FORWARD, WINDOWS, UNKNOWN, WORKSPACE),
         (HOPPER, Phase.BACKWARD, (), UNKNOWN, WORKSPACE),
+        (HOPPER, Phase.BACKWARD, PASS, UNKNOWN, WORKSPACE),
+        (HOPPER, Phase.BACKWARD, [TRAIN, *PASS], UNKNOWN, UNKNOWN),  # a hook's
         (HOPPER, Phase.FORWARD, LINEAR, ACTIVATION, ACTIVATION),  # a large layer's
         (HOPPER, Phase.BACKWARD, (), TEMPORARY, TEMPORARY),
         (HOPPER, Phase.FORWARD, [TRAIN], UNKNOWN, UNKNOWN),  # the program's own

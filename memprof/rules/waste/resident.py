@@ -41,7 +41,7 @@ class Resident(WasteRule[Match]):
     def matches(self, window: Window) -> Iterator[Match]:
         """All at the peak that stays to the end, but models, optimizers and activations."""
         mask = ~window.has_owner & window.at_peak & window.stays & outlive_steps(window)
-        mask &= window.category != Category.ACTIVATION
+        mask &= ~np.isin(window.category, (Category.ACTIVATION, Category.LIBRARY_WORKSPACE))
         if window.share(window.bytes_of(mask)) < _LEAST_SHARE:
             return
         rows = np.flatnonzero(mask)
@@ -60,7 +60,10 @@ class Resident(WasteRule[Match]):
         return f"stay over the steps{more} and are no part of a model"
 
     def advice(self, match: Match, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - of the case
-        """Keep less of it, keep it on the host, or drop it."""
+        """Keep less of it, keep it on the host, or drop it; none on what torch itself keeps."""
+        holders = case.finding.holders
+        if holders and all(holder.is_workspace for holder in holders):
+            return
         yield from advice_on_views(case)
         yield from advice_on_exceptions(case)
         results = case.holder(LinkKind.NOTEBOOK)

@@ -16,6 +16,7 @@ from memprof.sources.cuda.history_calls import HistoryCalls, recording_options
 from memprof.sources.cuda.memory_history import SHARED
 from memprof.sources.cuda.source_with_owners import OwnedCudaSource
 from memprof.sources.loop.loop_watch import LoopWatch
+from memprof.sources.loop.thread_state import NO_TASK
 from memprof.sources.native_rows import ROW, RowAlarm, RowLabels, Rows
 from memprof.sources.owners.live_blocks import LivingBlocks
 from memprof.sources.protocol import Chunk, Interner
@@ -24,6 +25,9 @@ from memprof.sources.tensor_addresses import PlaceOf, place_of
 from memprof.trace import EMPTY, Action, Events, State
 
 __all__ = ["CudaAllocatorSource"]
+
+_SLACK_US = 10_000
+"""By no more does a row's time differ from the order in which threads wrote them down."""
 
 
 class CudaAllocatorSource(OwnedCudaSource):
@@ -124,10 +128,12 @@ class CudaAllocatorSource(OwnedCudaSource):
             self._native.cuda_begin()
             self._is_on = True
             self._row_labels.start()
+            self._backward_stacks.start()
         return True
 
     def _stop(self) -> None:
         self._row_labels.stop()
+        self._backward_stacks.stop()
         was_on, self._is_on = self._is_on, False
         self._calls.close()
         if was_on:
@@ -176,20 +182,24 @@ class CudaAllocatorSource(OwnedCudaSource):
                 is_here = slice(None) if len(devices) == 1 else rows["device"] == device
                 events = self._events_of(rows[is_here])
                 self._chunks.append(Chunk(f"cuda:{device}", events))
+            if len(rows):
+                self._backward_stacks.forget_before(int(rows["time_ns"][-1]) // 1000 - _SLACK_US)
 
     def _events_of(self, rows: Rows) -> Events:
         label = self._row_labels.of(rows)
         if rows["metadata"].any():
             texts = ["", *self._texts]
             label = self._row_labels.annotated(label, [texts[i] for i in rows["metadata"].tolist()])
+        time_us = rows["time_ns"] // 1000
+        stack = self._tables.stacks[rows["stack"]]
         events: Events = Events.build(
             len(rows),
             action=np.minimum(rows["action"], Action.OTHER),
             address=rows["address"].astype(np.int64),
             size=rows["size"],
             stream=rows["stream"].astype(np.int64),
-            time_us=rows["time_ns"] // 1000,
-            stack=self._tables.stacks[rows["stack"]],
+            time_us=time_us,
+            stack=self._backward_stacks.fill(stack, time_us, rows["task"] != NO_TASK),
             label=label,
             pool=self._tables.pools[rows["pool"]],
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from memprof.sources.cuda.backward_stacks import BackwardStacks
 from memprof.sources.cuda.label_timeline import LabelTimeline
 from memprof.sources.cuda.thread_entry_point import entry_of
 from memprof.sources.protocol import Interner
@@ -66,16 +67,21 @@ class InternedTables:
         self._pools = np.asarray([*map(interner.pool, tables.pools), NOT_RECORDED], np.int32)
 
     def events(
-        self, events: Events, marks: LabelTimeline, device: int, *, has_stacks: bool = False
+        self,
+        events: Events,
+        marks: LabelTimeline,
+        device: int,
+        passes: BackwardStacks | None = None,
     ) -> Events:
         """Labels are told by the time; metadata that the user gave to torch is their annotation.
 
-        With ``has_stacks`` every thread that runs Python has one: it tells the program's threads
+        With ``passes`` every thread that runs Python has a stack: it tells the program's threads
         from each other, and what has none came from autograd's, also before the pass reaches the
-        first module.
+        first module. It is given that of the line that asked for the pass.
         """
         own_labels = marks.at(events.time_us, device)
-        if has_stacks:
+        stacks = self._stacks[events.stack]
+        if passes is not None:
             ours, theirs = marks.apart()
             beside = np.asarray([marks.is_beside(e) for e in self._entries], np.bool_)[events.stack]
             if theirs.rows:
@@ -84,11 +90,12 @@ class InternedTables:
                 own_thread = theirs.at(events.time_us[beside], device)
                 own_labels[beside] = self._beside(own_labels[beside], own_thread)
             # Where no graph is recorded it came from another thread, such as a decoder's.
-            bare = (self._stacks[events.stack] == EMPTY) & ours.had_gradients(events.time_us)
+            bare = (stacks == EMPTY) & ours.had_gradients(events.time_us)
             own_labels[bare] = self._in_backward(own_labels[bare])
+            stacks = passes.fill(stacks, events.time_us, bare)
         labelled: Events = _with(
             events,
-            stack=self._stacks[events.stack],
+            stack=stacks,
             label=self._labels(events.label, own_labels),
             pool=self._pools[events.pool],
         )

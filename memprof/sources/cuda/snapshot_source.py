@@ -20,6 +20,7 @@ from memprof.cpython.thread_clock import thread_us
 from memprof.records import DeviceInfo
 from memprof.snapshot.reader import traces_from_snapshot
 from memprof.snapshot.unpickler import collector_paused
+from memprof.sources.cuda.backward_stacks import BackwardStacks
 from memprof.sources.cuda.devices import COUNTING, NATIVE, USED, backend, used, uuid_of
 from memprof.sources.cuda.intern_tables import InternedTables, with_stacks_of
 from memprof.sources.cuda.label_timeline import LabelRecorder
@@ -72,6 +73,7 @@ class CudaSource:
         self._loop_watch = loop_watch
         self._ooms: OomWatch | None = None
         self._keeper = LabelRecorder(loop_watch, self._passing, self._device)
+        self._backward_stacks = BackwardStacks(interner, loop_watch)
         self._interner = interner
         self._torch = torch if torch is not None else sys.modules["torch"]
         self._pid = os.getpid()
@@ -284,6 +286,7 @@ class CudaSource:
         is_on = self._recorder.begin()
         if is_on and not already:
             self._keeper.start()
+            self._backward_stacks.start()
             self._start_beat()
         return is_on
 
@@ -307,6 +310,7 @@ class CudaSource:
     def _stop(self) -> None:
         self._stop_beat()
         self._keeper.stop()
+        self._backward_stacks.stop()
         if os.getpid() == self._pid:
             self._recorder.end()
         else:
@@ -391,6 +395,7 @@ class CudaSource:
             chunks = [self._chunk(t) for t in traces if not self._is_lost(t.device)]
             self._chunks += [chunk for chunk in chunks if len(chunk.events)]
             self._keeper.marks.forget_before(looked_us)
+            self._backward_stacks.forget_before(looked_us)
             self._recorder.took(thread_us() - began_us)
 
     def _see_settings(self, traces: Sequence[Trace]) -> None:
@@ -412,7 +417,8 @@ class CudaSource:
     def _chunk(self, trace: Trace) -> Chunk:
         tables = InternedTables(self._interner, trace.tables, self._labels)
         device, own = _ordinal(trace.device), not self._recorder.is_shared
-        events = tables.events(trace.events, self._keeper.marks, device, has_stacks=own)
+        passes = self._backward_stacks if own else None
+        events = tables.events(trace.events, self._keeper.marks, device, passes)
         if trace.end is not None:
             state = self._end[trace.device] = tables.state(trace.end)
             if self._recorder.is_shared:

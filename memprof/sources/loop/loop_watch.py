@@ -133,6 +133,10 @@ class LoopWatch:
         """Called when a module's call has begun, with the thread's `place`: the call."""
         self.on_exit: list[Callable[[ThreadPosition, Any], None]] = []
         """Called when a module's call has ended, with the `place` and what the call returns."""
+        self.on_pass: list[Callable[[], None]] = []
+        """Called in the thread that asks for a backward pass, before it begins."""
+        self.on_pass_over: list[Callable[[], None]] = []
+        """And there when it is over, in whatever way."""
         self.sees_operators = False
         """Whether each operator asks for its place, and so tells of backward passes by itself."""
         self._backward_passes = BackwardPasses(
@@ -478,6 +482,7 @@ class LoopWatch:
 
     def _pass_began(self, roots: Any) -> None:
         """The calling thread calls autograd's engine, within another pass perhaps."""
+        self._call_each(self.on_pass)
         thread = self._threads.state
         if self.sees_operators or thread.backward or self._graph_task() != NO_TASK:
             return
@@ -494,6 +499,7 @@ class LoopWatch:
 
     def _pass_ended(self) -> None:
         """Nothing sees the next operator run: at first an optimizer may be what runs next."""
+        self._call_each(self.on_pass_over)
         thread = self._threads.state
         if self.sees_operators or not thread.backward or self._graph_task() != NO_TASK:
             return
@@ -506,6 +512,13 @@ class LoopWatch:
         elif not self._steps.optimized and not thread.optimizers:
             thread.untold_pass = thread.passed_at
         self._tell(lambda one: one.backward_ended())
+
+    def _call_each(self, calls: list[Callable[[], None]]) -> None:
+        if calls:
+            began_ns = thread_ns()
+            for call in tuple(calls):
+                self._guard(call)
+            self._exact_us += (thread_ns() - began_ns) / 1000
 
     def _tell(self, tell: Callable[[Listener], None]) -> None:
         """Each listener by itself: what one of them raises keeps it from nobody else.

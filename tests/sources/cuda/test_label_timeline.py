@@ -15,6 +15,7 @@ from torch.utils import checkpoint  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from memprof.sources.cpu import dispatch_source as cpu  # noqa: E402
+from memprof.sources.cuda.backward_stacks import BackwardStacks  # noqa: E402
 from memprof.sources.cuda.intern_tables import InternedTables  # noqa: E402
 from memprof.sources.cuda.label_timeline import LabelRecorder, LabelTimeline  # noqa: E402
 from memprof.sources.cuda.snapshot_source import CudaSource  # noqa: E402
@@ -311,7 +312,8 @@ def test_what_has_no_frame_but_memprofs_came_from_a_thread_of_autograds():
     events = Events.build(
         action=[Action.ALLOC] * 3, time_us=[1, 2, 3], stack=[0, 1, 2], label=[0] * 3, pool=[0] * 3
     )
-    made = remapped.events(events, marks, 0, has_stacks=True)
+    passes = BackwardStacks(interner, LoopWatch(interner))
+    made = remapped.events(events, marks, 0, passes)
     found = interner.tables()
     assert [found.stacks[row] for row in made.stack] == [(), (), (0,)]
     assert found.frames[0].filename == "train.py"
