@@ -17,7 +17,7 @@ from memprof.source_code.zeroed_gradients import ZeroedGradient
 from memprof.trace import EMPTY, Category, Frame, Phase
 from memprof.views.owners import common_module
 from memprof.views.peak_without import Cuts
-from memprof.views.window import Ints, Window
+from memprof.views.window import Bools, Ints, Window
 
 __all__ = [
     "NeedlessTraining",
@@ -66,6 +66,7 @@ def needless_training(window: Window, modules: set[int]) -> NeedlessTraining | N
     trained = set(window.module[learns].tolist()) - modules - {0}
     of_modules = np.isin(window.module, list(modules))
     own = of_modules & (learns | (window.phase == Phase.BACKWARD))
+    own |= _temporaries_for(window, of_modules & learns, ~of_modules & learns)
     if not trained or not (own & learns).any():
         return None
     graph = graph_for_nothing(window, modules, trained).rows
@@ -85,6 +86,17 @@ def needless_training(window: Window, modules: set[int]) -> NeedlessTraining | N
         modules=f"`{common_module(names) or names[0]}`",
         graph=int(window.lives.size[graph[window.at_peak[graph]]].sum()),
     )
+
+
+def _temporaries_for(window: Window, own: Bools, others: Bools) -> Bools:
+    """What the optimizer computes on the way for gradients and states of ``own``.
+
+    It belongs to no module: it has the size of one of these, and of none of the ``others``.
+    """
+    size = window.lives.size
+    made = (window.phase == Phase.OPTIMIZER) & ~window.has_owner
+    temporaries: Bools = made & np.isin(size, size[own]) & ~np.isin(size, size[others])
+    return temporaries
 
 
 def without_graph(window: Window, rows: Ints, graph: Ints) -> Cuts:

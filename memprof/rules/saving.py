@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.rules.finding import Kind, RuleFinding
+from memprof.trace import EMPTY
 from memprof.views.peak_without import Cuts, Saving, replayed
 from memprof.views.window import Window
 
@@ -39,9 +40,14 @@ def is_per_step(finding: RuleFinding) -> bool:
 def _without_survivors(finding: RuleFinding, window: Window | None) -> Saving | None:
     if window is None or finding.evidence.window < 0 or not len(finding.evidence.allocs):
         return None
-    rows = np.flatnonzero(np.isin(window.lives.alloc, finding.evidence.allocs))
+    lives = window.lives
+    rows = np.flatnonzero(np.isin(lives.alloc, finding.evidence.allocs))
     if finding.growth.is_replaced:
         return replayed(window.line, _growth_of_replaced(window, rows))
+    # What was let go of since, as by a container that is full, had been kept as well.
+    stacks = np.setdiff1d(lives.stack[rows], EMPTY)
+    alike = np.flatnonzero(np.isin(lives.stack, stacks) & (lives.alloc >= 0))
+    rows = np.union1d(rows, alike)
     ends = np.searchsorted(window.step_of_event[:-1], window.made_in[rows] + 1) - 1
     # The peak of the whole window: growth is not over once the first steps are.
     return replayed(window.line, Cuts.ended_at(window.line, rows, ends))

@@ -459,3 +459,21 @@ def test_all_small_views_that_a_line_keeps_are_cloned(tmp_path):
     assert first.fix == "clone_view"
     assert '+            "image": images[0].clone(),' in first.patch
     assert '+            "score": scores[0].clone(),' in first.patch
+
+
+def bounded():
+    rows = collections.deque(maxlen=36)
+
+    def step(number):
+        out = torch.zeros(WIDTH, WIDTH)
+        rows.append(out[0])
+
+    return step
+
+
+def test_what_a_full_container_let_go_of_would_have_been_small_as_well(tmp_path):
+    (found,) = findings_of(bounded, tmp_path / "run.json", steps=44)
+    clone = found.remedies[0]
+    assert found.rule == "small-view"
+    assert clone.peak_before == 37 * WIDTH * WIDTH * 4
+    assert clone.peak_after == WIDTH * WIDTH * 4 + 36 * WIDTH * 4
