@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import filterfalse
 from typing import Any
 
 import numpy as np
@@ -75,23 +76,31 @@ def _arrays_in(chunk: Sequence[object]) -> Iterator[tuple[Array, list[object]]]:
     A dict or tuple that holds nothing which the collector tracks, such as arrays by their number,
     is not tracked either, and so not in the heap.
     """
-    referents = gc.get_referents(*chunk)
-    of_kinds = places_among(addresses(list(map(type, referents))), _KINDS)
-    ways = [[referents[at]] for at in of_kinds if _may_keep_array(referents[at])]
-    for _ in range(_DEEPEST):
+    level = _untracked(gc.get_referents(*chunk))
+    ways: list[list[object]] = [[one] for one in level]
+    # Which object leads to which is asked only down to where there is an array: mostly nowhere.
+    deepest = 0
+    for depth in range(_DEEPEST):
+        if not level:
+            break
+        if np.ndarray in set(map(type, level)):
+            deepest = depth + 1
+        level = _untracked(gc.get_referents(*level))
+    for _ in range(deepest):
         yield from ((way[-1], way) for way in ways if type(way[-1]) is np.ndarray)
         ways = [
             [*way, one]
             for way in ways
             if type(way[-1]) is not np.ndarray
-            for one in gc.get_referents(way[-1])
-            if _may_keep_array(one)
+            for one in _untracked(gc.get_referents(way[-1]))
         ]
 
 
-def _may_keep_array(one: object) -> bool:
-    kind = type(one)
-    return kind is np.ndarray or ((kind is dict or kind is tuple) and not gc.is_tracked(one))
+def _untracked(objects: list[object]) -> list[object]:
+    """Arrays, which the collector never tracks, and dicts and tuples that it does not track."""
+    # No step of Python for each: they may be half of what there is on the heap.
+    of_kinds = places_among(addresses(list(map(type, objects))), _KINDS)
+    return list(filterfalse(gc.is_tracked, map(objects.__getitem__, of_kinds)))
 
 
 def _tensor_below(array: Array) -> object:

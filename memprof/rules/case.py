@@ -183,7 +183,7 @@ class Case:
         classes_of_places = [
             place
             for program in (self.programs if names else ())
-            for node in ast.walk(program.tree)
+            for node in program.nodes
             if isinstance(node, ast.Assign)
             and any(isinstance(t, ast.Attribute) and t.attr in names for t in node.targets)
             and (place := self.place_at(program.filename, node.lineno)) is not None
@@ -308,7 +308,7 @@ def says(holder: Holder | None) -> str:
 
 def _places_with_name(program: Program, line: int, names: set[str]) -> Iterator[Place]:
     """The statements on a line that mention one of those names."""
-    for node in ast.walk(program.tree):
+    for node in program.nodes:
         if not isinstance(node, ast.stmt) or hasattr(node, "body") or node.lineno != line:
             continue
         names_read = {

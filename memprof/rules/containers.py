@@ -27,6 +27,7 @@ from memprof.source_code.program import (
     bound_names,
     called_name,
     calls_in,
+    nodes_of,
     place_of,
 )
 from memprof.source_code.verbs import EMPTYING
@@ -120,7 +121,7 @@ def filled_registry(case: Case) -> FilledContainer | None:
     classes = {link.type_name.rpartition(".")[2] for link in links}
     by_name: FilledContainer | None = None
     for program in case.programs:
-        for node in ast.walk(program.tree):
+        for node in program.nodes:
             if isinstance(node, (ast.Expr, ast.Assign)):
                 place = program.place(node)
                 filling = growing(place)
@@ -235,7 +236,7 @@ def taken_at(container: FilledContainer) -> list[int]:
     own = place.class_ if name.startswith("self.") else None
     tree: ast.AST = own if own is not None else place.program.tree
     lines = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Delete):
             parts = [t.value for t in node.targets if isinstance(t, ast.Subscript)]
         elif called_name(node) in _TAKING_ONE and isinstance(node, ast.Call):
@@ -271,7 +272,7 @@ def _filled_elsewhere(place: Place, holder: Holder, case: Case) -> Place | None:
     fillings = [
         (where, growth.container)
         for program in case.programs
-        for node in ast.walk(program.tree)
+        for node in program.nodes
         if isinstance(node, (ast.Expr, ast.Assign))
         and (growth := filling(node)) is not None
         and (where := program.place(node)) is not None

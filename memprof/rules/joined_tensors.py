@@ -61,7 +61,7 @@ def _values_of(place: Place, name: str) -> list[ast.expr | None]:
     own = list(values_of(place, name))
     if own:
         return own
-    nodes = (node for node in ast.walk(place.program.tree) if isinstance(node, ast.Assign))
+    nodes = (node for node in place.program.nodes if isinstance(node, ast.Assign))
     return [one.value for one in nodes if name in map(ast.unparse, bound_names(one))]
 
 

@@ -125,7 +125,7 @@ def _classes(program: Program, name: str) -> Iterator[tuple[Program, ast.ClassDe
     if own:
         yield program, own[0]
         return
-    for node in ast.walk(program.tree):
+    for node in program.nodes:
         if not isinstance(node, ast.ImportFrom) or not node.level:
             continue
         if name not in {alias.asname or alias.name for alias in node.names}:

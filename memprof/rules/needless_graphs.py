@@ -276,7 +276,7 @@ def _all_came_by(window: Window, rows: Ints, outer: Sequence[Frame], call: ast.C
     functions = {
         node.name
         for program in window.programs
-        for node in ast.walk(program.tree)
+        for node in program.nodes
         if isinstance(node, FUNCTIONS) and not isinstance(node, ast.Lambda)
     }
     for stack in np.unique(window.lives.stack[rows]).tolist():

@@ -99,7 +99,7 @@ def _is_put(place: Place) -> bool:
 def _queues_made(programs: Sequence[Program]) -> Iterator[tuple[Place, ast.expr]]:
     """Statements that bind a target to a queue that is made there."""
     for program in programs:
-        for node in ast.walk(program.tree):
+        for node in program.nodes:
             if not isinstance(node, (ast.Assign, ast.AnnAssign)):
                 continue
             is_queue = node.value is not None and called_name(node.value) in _QUEUES

@@ -77,7 +77,7 @@ def _mentions(programs: Sequence[Program], name: str) -> int:
     """
     count = 0
     for program in programs:
-        for node in ast.walk(program.tree):
+        for node in program.nodes:
             count += isinstance(node, ast.Attribute) and node.attr == name
             count += isinstance(node, ast.Constant) and node.value == name
             count += 2 * bool(isinstance(node, ast.Call) and _asks_by_text(node))

@@ -22,7 +22,7 @@ def data_asked_for_gradients(programs: Sequence[Program]) -> tuple[Place, str] |
     places = [
         (place, name)
         for program in programs
-        for statement in ast.walk(program.tree)
+        for statement in program.nodes
         if isinstance(statement, (ast.Expr, ast.Assign)) and (name := _asked(statement))
         if (place := program.place(statement)) is not None and name in _handed(place)
     ]

@@ -171,7 +171,7 @@ def returned_from(place: Place, programs: Sequence[Program]) -> Iterator[Place]:
     functions = [
         (program, node)
         for program in programs
-        for node in ast.walk(program.tree)
+        for node in program.nodes
         if name and isinstance(node, FUNCTIONS) and node.name == name
     ]
     if len(functions) != 1:

@@ -127,7 +127,7 @@ def _losses_made(programs: Sequence[Program]) -> frozenset[str]:
     return frozenset(
         getattr(target, "attr", getattr(target, "id", ""))
         for program in programs
-        for node in ast.walk(program.tree)
+        for node in program.nodes
         if isinstance(node, ast.Assign) and called_name(node.value) in _LOSS_MODULES
         for target in node.targets
     )

@@ -453,7 +453,7 @@ def _batches_made(program: Program) -> Iterator[ast.Call]:
     """Calls of PyG's `DataLoader`, and of the methods of its `Batch`, as a file imports them."""
     names = {
         one.asname or one.name
-        for node in ast.walk(program.tree)
+        for node in program.nodes
         if isinstance(node, ast.ImportFrom)
         and (node.module or "").startswith("torch_geometric.")
         and node.module != "torch_geometric.utils"

@@ -30,7 +30,7 @@ def freezing_attributes(program: Program, paths: Collection[str]) -> Iterator[Fr
     A parameter has such an attribute, and is frozen by it: what is no module by its name is none of
     these.
     """
-    for node in ast.walk(program.tree):
+    for node in program.nodes:
         if not isinstance(node, ast.Assign) or not _is_false(node.value):
             continue
         place = program.place(node)

@@ -504,7 +504,7 @@ def keyword(call: ast.Call, name: str) -> ast.expr | None:
 def arguments_named(programs: Iterable[Program], name: str) -> Iterator[tuple[Place, ast.expr]]:
     """Values that calls are given under a name, each with the statement of its call."""
     for program in programs:
-        for node in ast.walk(program.tree):
+        for node in program.nodes:
             if isinstance(node, ast.keyword) and node.arg == name:
                 place = program.place(node.value)
                 if place is not None:

@@ -88,7 +88,7 @@ def _readers(
     """The functions but ``__init__`` that read an attribute of that name; None for a file."""
     functions: dict[int, ast.FunctionDef | ast.AsyncFunctionDef | None] = {}
     for program in programs:
-        for node in ast.walk(program.tree):
+        for node in program.nodes:
             if not isinstance(node, ast.Attribute) or node.attr != attribute:
                 continue
             place = program.place(node)
@@ -110,7 +110,7 @@ def _calls_before(
     sites = [
         (place, node)
         for program in programs
-        for node in ast.walk(program.tree)
+        for node in program.nodes
         if isinstance(node, ast.Call) and called_name(node) == function.name
         if (place := program.place(node)) is not None
     ]

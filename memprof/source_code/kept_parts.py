@@ -151,7 +151,7 @@ class _Reads:
 
     def follow(self, program: Program) -> bool:
         """Take in a file; False where it does something that is not known."""
-        nodes = list(ast.walk(program.tree))
+        nodes = list(program.nodes)
         lists = [n for n in nodes if isinstance(n, ast.Attribute) and n.attr == self._attribute]
         if lists:
             self._parents |= {id(c): node for node in nodes for c in ast.iter_child_nodes(node)}

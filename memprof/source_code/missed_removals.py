@@ -48,7 +48,7 @@ def _key_of(place: Place, target: ast.expr, container: str) -> list[ast.expr] | 
 
 def _removals(filling: Place, container: str) -> Iterator[tuple[Place, ast.expr]]:
     """The calls of ``pop`` and the ``del`` of an entry in the file, with their keys."""
-    for node in ast.walk(filling.program.tree):
+    for node in filling.program.nodes:
         keys: list[ast.expr] = []
         if isinstance(node, ast.Call) and called_name(node) == "pop" and node.args:
             is_own = isinstance(node.func, ast.Attribute)

@@ -138,7 +138,7 @@ def removed(program: Program, statement: ast.stmt) -> Edit:
 
 
 def _is_alone(program: Program, statement: ast.stmt) -> bool:
-    for node in ast.walk(program.tree):
+    for node in program.nodes:
         for name in ("body", "orelse", "finalbody"):
             block = getattr(node, name, None)
             if isinstance(block, list) and statement in block:
@@ -211,7 +211,7 @@ def _is_crowded(program: Program, edits: list[Edit]) -> bool:
     """True if a line that an edit touches has other code than one statement, or a part of one."""
     touched = {line for edit in edits for line in _lines_of(edit)}
     lines = [line.encode() for line in lines_of(program.text)]
-    for node in ast.walk(program.tree):
+    for node in program.nodes:
         if not isinstance(node, ast.stmt):
             continue
         if node.lineno in touched and lines[node.lineno - 1][: node.col_offset].strip():

@@ -32,6 +32,7 @@ __all__ = [
     "imported_by",
     "lines_of",
     "loaded_names",
+    "nodes_of",
     "own_calls",
     "place_of",
     "program_of",
@@ -128,13 +129,18 @@ class Program:
             self._places[line, column] = place
         return self._places[line, column]
 
+    @property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """Every node of the tree, as `ast.walk` goes through them."""
+        return nodes_of(self.tree)
+
     def functions(self, name: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
         """Every function or method of that name."""
-        return [n for n in ast.walk(self.tree) if isinstance(n, FUNCTIONS) and n.name == name]
+        return [n for n in self.nodes if isinstance(n, FUNCTIONS) and n.name == name]
 
     def classes(self) -> list[ast.ClassDef]:
         """Every class."""
-        return [n for n in ast.walk(self.tree) if isinstance(n, ast.ClassDef)]
+        return [n for n in self.nodes if isinstance(n, ast.ClassDef)]
 
 
 def program_of(filename: str) -> Program | None:
@@ -173,21 +179,29 @@ def code_of(frame: Frame) -> str:
 
 def imported_by(program: Program) -> Iterator[Program]:
     """The user's files beside a file (or below, or one above) that it imports."""
-    for node in ast.walk(program.tree):
+    for filename in _files_imported(program):
+        program_there = program_of(filename)
+        if program_there is not None:
+            yield program_there
+
+
+@lru_cache(maxsize=128)
+def _files_imported(program: Program) -> tuple[str, ...]:
+    """Where those files would lie."""
+    filenames = []
+    folder = Path(program.filename).parent
+    for node in program.nodes:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [node.module or "", *(f"{node.module or ''}.{a.name}" for a in node.names)]
         else:
             continue
-        beside = Path(program.filename).parent
-        for folder in (beside, beside.parent):
+        for beside in (folder, folder.parent):
             for name in names:
-                path = folder.joinpath(*name.strip(".").split("."))
-                for file in (path.with_suffix(".py"), path / "__init__.py"):
-                    program_there = program_of(str(file))
-                    if program_there is not None:
-                        yield program_there
+                path = beside.joinpath(*name.strip(".").split("."))
+                filenames += [str(path.with_suffix(".py")), str(path / "__init__.py")]
+    return tuple(filenames)
 
 
 def with_imported(programs: Sequence[Program]) -> list[Program]:
@@ -297,9 +311,20 @@ def called_name(call: ast.AST) -> str:
 
 def calls_in(node: ast.AST, *names: str) -> list[ast.Call]:
     """The calls inside a node, in order of lines; of those names only where some are given."""
+    return [call for call in _calls(node) if not names or called_name(call) in names]
+
+
+@lru_cache(maxsize=8192)
+def _calls(node: ast.AST) -> tuple[ast.Call, ...]:
+    """All of them; trees are never changed once they are read, and asked by many rules."""
     calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
-    calls_meant = [c for c in calls if not names or called_name(c) in names]
-    return sorted(calls_meant, key=lambda c: (c.lineno, c.col_offset))
+    return tuple(sorted(calls, key=lambda c: (c.lineno, c.col_offset)))
+
+
+@lru_cache(maxsize=128)
+def nodes_of(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """A file's or a class's node and all below it, as `ast.walk` goes through them."""
+    return tuple(ast.walk(tree))
 
 
 def own_calls(statement: ast.stmt, *names: str) -> list[ast.Call]:

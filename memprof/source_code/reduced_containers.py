@@ -67,7 +67,7 @@ def _reads(
     last = name.rpartition(".")[2]
     files = {id(one.tree): one for one in (place.program, *programs)}
     for program in files.values():
-        for node in ast.walk(program.tree):
+        for node in program.nodes:
             if isinstance(node, ast.Attribute) and node.attr == last:
                 where = program.at(node.lineno)
                 is_read = isinstance(node.ctx, ast.Load)

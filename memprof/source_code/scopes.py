@@ -172,7 +172,7 @@ def _locals(program: Program) -> dict[int, set[str]]:
     """The local names of every function, lambda and comprehension of a file, by its identity."""
     tables = _tables(program)
     names: dict[int, set[str]] = {}
-    for node in ast.walk(program.tree):
+    for node in program.nodes:
         if isinstance(node, (*FUNCTIONS, ast.Lambda)):
             name = getattr(node, "name", "lambda")
             local = tables.get((name, node.lineno), set())

@@ -130,7 +130,7 @@ def _is_read_elsewhere(place: Place, tables: set[str]) -> bool:
         and node.attr in names
         and isinstance(node.ctx, ast.Load)
         and id(node) not in own
-        for node in (ast.walk(place.program.tree) if names else ())
+        for node in (place.program.nodes if names else ())
     )
 
 

@@ -37,7 +37,7 @@ def is_field_read(programs: Sequence[Program], name: str) -> bool:
 
 
 def _may_read(program: Program, name: str) -> bool:
-    for node in ast.walk(program.tree):
+    for node in program.nodes:
         if isinstance(node, ast.Call) and called_name(node) in _READING_ALL:
             return True
         is_read = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
@@ -51,7 +51,7 @@ def is_own_class(programs: Sequence[Program], name: str) -> bool:
     classes = {
         node.name: node
         for program in programs
-        for node in ast.walk(program.tree)
+        for node in program.nodes
         if isinstance(node, ast.ClassDef)
     }
     waiting, visited = [name], {name}
@@ -90,7 +90,7 @@ def field_given_at(
             if keyword.arg == name:
                 return place, keyword.lineno  # type: ignore[return-value]
     for program in programs:
-        for node in ast.walk(program.tree):
+        for node in program.nodes:
             is_set = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
             if is_set and node.attr == name:  # type: ignore[attr-defined]
                 place = program.place(node)
@@ -107,10 +107,8 @@ def attributes_of_entry(programs: Sequence[Program], key: str) -> frozenset[str]
     """
     attributes: set[str] = set()
     for program in programs:
-        parents = {
-            child: node for node in ast.walk(program.tree) for child in ast.iter_child_nodes(node)
-        }
-        for node in ast.walk(program.tree):
+        parents = {child: node for node in program.nodes for child in ast.iter_child_nodes(node)}
+        for node in program.nodes:
             if isinstance(node, ast.Call) and called_name(node) in _TAKING_ENTRIES:
                 return frozenset()
             if isinstance(node, ast.keyword) and node.arg is None:  # ``f(**row)``
@@ -132,7 +130,7 @@ def entry_given_at(programs: Sequence[Program], key: str) -> tuple[Place, int] |
     """The one statement that writes a key, in a dict's display or as ``row[key] = …``; its line."""
     places = {}
     for program in programs:
-        for node in ast.walk(program.tree):
+        for node in program.nodes:
             keys: list[ast.expr | None] = []
             if isinstance(node, ast.Dict):
                 keys = node.keys

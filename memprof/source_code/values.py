@@ -69,7 +69,7 @@ def takes_no_gradient(programs: Sequence[Program], place: Place, call: ast.Call)
 
 def asks_for_gradients(programs: Sequence[Program]) -> bool:
     """True if a statement of the programs asks for the gradient of a tensor that it names."""
-    return any(_asks_for_gradient(node) for program in programs for node in ast.walk(program.tree))
+    return any(_asks_for_gradient(node) for program in programs for node in program.nodes)
 
 
 def trains_besides(programs: Sequence[Program], place: Place, call: ast.Call) -> bool:
@@ -135,7 +135,7 @@ def _batches(place: Place, name: str) -> Iterator[ast.stmt]:
 def _everywhere(place: Place, name: str) -> list[ast.expr]:
     """All values assigned to a name or attribute of that last name anywhere in the file."""
     last = name.rpartition(".")[2]
-    nodes = [node for node in ast.walk(place.program.tree) if isinstance(node, ast.Assign)]
+    nodes = [node for node in place.program.nodes if isinstance(node, ast.Assign)]
     return [
         node.value
         for node in nodes

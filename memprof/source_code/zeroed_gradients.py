@@ -37,7 +37,7 @@ def zeroed_gradients(programs: Sequence[Program]) -> Iterator[ZeroedGradient]:
     something else.
     """
     for program in programs:
-        for body in _bodies(program.tree):
+        for body in _bodies(program):
             for at, statement in enumerate(body):
                 backward = next(
                     (one for one in reversed(body[:at]) if calls_in(one, "backward")), None
@@ -53,8 +53,8 @@ def zeroed_gradients(programs: Sequence[Program]) -> Iterator[ZeroedGradient]:
                     yield ZeroedGradient(place, expression, names, with_parts, lines)
 
 
-def _bodies(tree: ast.AST) -> Iterator[list[ast.stmt]]:
-    for node in ast.walk(tree):
+def _bodies(program: Program) -> Iterator[list[ast.stmt]]:
+    for node in program.nodes:
         if isinstance(node, (*LOOPS, ast.FunctionDef, ast.AsyncFunctionDef)):
             yield node.body
 

@@ -99,7 +99,7 @@ def _cut_off(cause: Assigned, case: Case) -> str:
 def _is_read_with_graph(place: Place, attribute: str) -> bool:
     """Whether another function of the file reads an attribute of that name, and does not cut it."""
     inside = set(map(id, ast.walk(place.scope)))
-    nodes = [node for node in ast.walk(place.program.tree) if isinstance(node, ast.Attribute)]
+    nodes = [node for node in place.program.nodes if isinstance(node, ast.Attribute)]
     cut = {id(node.value) for node in nodes if node.attr in _CUTTING}
     return any(
         node.attr == attribute

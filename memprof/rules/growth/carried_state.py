@@ -246,7 +246,7 @@ def _of_any_loop(case: Case) -> StateUpdate | None:
     statements = {
         (place.program.filename, place.line): StateUpdate(place, name, tuple(reads))
         for program in case.programs
-        for node in ast.walk(program.tree)
+        for node in program.nodes
         if isinstance(node, ast.Assign)
         and (place := program.place(node)) is not None
         and place.loop is not None

@@ -88,7 +88,7 @@ def _name_around(place: Place) -> str:
 def _is_of_atexit(call: ast.Call, place: Place) -> bool:
     """Whether ``atexit.register`` is called, by whatever name it was imported."""
     function = call.func
-    imported = [node for node in ast.walk(place.program.tree) if isinstance(node, _IMPORTS)]
+    imported = [node for node in place.program.nodes if isinstance(node, _IMPORTS)]
     if isinstance(function, ast.Attribute):
         modules = {
             one.asname or one.name

@@ -19,7 +19,7 @@ from memprof.rules.results_read import fate_of, reads_outside_torch
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.rules.source_facts import handed_over
 from memprof.rules.unread_fields import generated_part
-from memprof.source_code.program import Place, Program, called_name, calls_in
+from memprof.source_code.program import Place, Program, called_name, calls_in, nodes_of
 from memprof.source_code.reduced_containers import reduction_of_all
 from memprof.source_code.reductions import Reduced
 from memprof.source_code.verbs import FILLING
@@ -184,7 +184,7 @@ def _best_few(place: Place, name: str, programs: Sequence[Program]) -> str:
     """
     files = [place.program, *(programs if "." in name else ())]
     trees = {id(program.tree): program.tree for program in files}
-    nodes = [node for tree in trees.values() for node in ast.walk(tree)]
+    nodes = [node for tree in trees.values() for node in nodes_of(tree)]
     last = name.rpartition(".")[2]
     reads = {
         id(node)

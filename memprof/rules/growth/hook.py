@@ -212,7 +212,7 @@ def _filling_place(case: Case, link: Link) -> Place | None:
 def _filling_places(case: Case, name: str) -> Iterator[Place]:
     name = last_name(name)
     for program in case.programs:
-        for node in ast.walk(program.tree):
+        for node in program.nodes:
             place = program.place(node) if isinstance(node, (ast.Expr, ast.Assign)) else None
             filling = growing(place)
             container = filling.container.partition("[")[0] if filling is not None else ""

@@ -96,7 +96,7 @@ def _entry(case: Case) -> tuple[str, Place | None]:
         places = {
             (program.filename, place.line): place
             for program in case.programs
-            for node in ast.walk(program.tree)
+            for node in program.nodes
             if _has_key(node, key) and (place := program.place(node)) is not None
         }
         if len(places) == 1:

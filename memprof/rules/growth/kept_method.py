@@ -75,8 +75,8 @@ class KeptMethod(GrowthRule[MethodReference]):
 def _references(case: Case, name: str) -> Iterator[MethodReference]:
     """Places where a method of that name is named and not called."""
     for program in case.programs:
-        functions = {id(n.func) for n in ast.walk(program.tree) if isinstance(n, ast.Call)}
-        for node in ast.walk(program.tree):
+        functions = {id(n.func) for n in program.nodes if isinstance(n, ast.Call)}
+        for node in program.nodes:
             if not isinstance(node, ast.Attribute) or node.attr != name or id(node) in functions:
                 continue
             place = program.place(node) if isinstance(node.ctx, ast.Load) else None

@@ -68,7 +68,7 @@ def _changed_at(case: Case) -> tuple[Place | None, str]:
         (place, changed)
         for attribute in ("param_groups", "state")
         for program in case.programs
-        for node in ast.walk(program.tree)
+        for node in program.nodes
         if (changed := _changed_name(node, attribute)) is not None
         and (place := program.at(node.lineno)) is not None  # type: ignore[attr-defined]
     ]

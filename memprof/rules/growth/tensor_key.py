@@ -126,7 +126,7 @@ def _are_states(case: Case) -> bool:
 def _filling(place: Place | None, name: str) -> Place | None:
     """The statement of the same file that puts something under a key: ``table[key] = …``."""
     program = place.program if place is not None else None
-    for node in ast.walk(program.tree) if program is not None else ():
+    for node in program.nodes if program is not None else ():
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
             there = program.place(node) if program is not None else None
             filling = growing(there)

@@ -119,18 +119,18 @@ def _names(program: Program) -> set[str]:
     """What torch's class is called in a file: an imported name, another one, or a dotted path."""
     names = {
         alias.asname or alias.name
-        for node in ast.walk(program.tree)
+        for node in program.nodes
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch"
         for alias in node.names
         if alias.name == _CLASS
     }
     names |= {
         text
-        for node in ast.walk(program.tree)
+        for node in program.nodes
         if isinstance(node, ast.Attribute)
         and (text := ast.unparse(node)).endswith(f"parallel.{_CLASS}")
     }
-    for node in ast.walk(program.tree):
+    for node in program.nodes:
         if isinstance(node, ast.Assign) and ast.unparse(node.value) in names:
             names |= {ast.unparse(target) for target in bound_names(node)}
     return names

@@ -125,7 +125,7 @@ def _asked_in_vain(programs: Sequence[Program]) -> Iterator[Place]:
                 asking = program.at(call.lineno)
                 if asking is not None:
                     yield asking
-    for program, node in ((one, node) for one in programs for node in ast.walk(one.tree)):
+    for program, node in ((one, node) for one in programs for node in one.nodes):
         name = _asked_of(node)
         place = program.place(node) if name and isinstance(node, ast.stmt) else None
         if place is None or _is_parameter(place, name):

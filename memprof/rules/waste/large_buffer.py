@@ -95,10 +95,8 @@ def _is_read_by_slices(programs: Sequence[Program], name: str) -> bool:
     """Whether slices are read of an attribute, and never all of it."""
     slices = 0
     for program in programs:
-        above = {
-            child: node for node in ast.walk(program.tree) for child in ast.iter_child_nodes(node)
-        }
-        for node in ast.walk(program.tree):
+        above = {child: node for node in program.nodes for child in ast.iter_child_nodes(node)}
+        for node in program.nodes:
             is_it = isinstance(node, ast.Attribute) and node.attr == name
             if not is_it or not isinstance(node.ctx, ast.Load):  # type: ignore[attr-defined]
                 continue

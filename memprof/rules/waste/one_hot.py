@@ -193,7 +193,7 @@ def _is_linear(place: Place, call: ast.Call) -> bool:
     layer = ast.unparse(call.func)
     made = [
         value
-        for node in ast.walk(place.program.tree)
+        for node in place.program.nodes
         for target, value in assigned(node)
         if ast.unparse(target) == layer
     ]

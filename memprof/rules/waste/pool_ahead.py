@@ -171,7 +171,7 @@ def _handed_in(programs: Iterable[Program]) -> list[Place]:
 
 
 def _at_once(program: Program) -> Iterator[Place]:
-    pools = set(_pools(program.tree))
+    pools = set(_pools(program))
     for call in calls_in(program.tree, "map", "submit"):
         if not isinstance(call.func, ast.Attribute) or ast.unparse(call.func.value) not in pools:
             continue
@@ -188,9 +188,9 @@ def _is_at_once(call: ast.Call, around: list[ast.AST]) -> bool:
     return not (isinstance(parent, ast.Call) and called_name(parent) in _COLLECTING)
 
 
-def _pools(tree: ast.AST) -> Iterator[str]:
+def _pools(program: Program) -> Iterator[str]:
     """The names of pools, as written: ``pool``, ``self.pool``."""
-    for node in ast.walk(tree):
+    for node in program.nodes:
         if isinstance(node, ast.withitem) and _makes_pool(node.context_expr):
             if node.optional_vars is not None:
                 yield ast.unparse(node.optional_vars)

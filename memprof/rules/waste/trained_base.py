@@ -147,7 +147,7 @@ def _beside_adapters(window: Window, adapter: Adapter) -> list[bool]:
 
 def _unfreezing(program: Program) -> Iterator[Place]:
     """The statements that have gradients made of what had none."""
-    for node in ast.walk(program.tree):
+    for node in program.nodes:
         if isinstance(node, (ast.Assign, ast.Expr)) and _unfreezes(node):
             place = program.place(node)
             if place is not None:
@@ -177,7 +177,7 @@ def _is_checkpointed(program: Program) -> bool:
     return any(
         called_name(node) == _CHECKPOINTING
         or (isinstance(node, ast.keyword) and node.arg == "gradient_checkpointing")
-        for node in ast.walk(program.tree)
+        for node in program.nodes
     )
 
 

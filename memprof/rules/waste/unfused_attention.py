@@ -401,7 +401,7 @@ def _reads_weights(window: Window) -> bool:
         (isinstance(node, ast.Attribute) and node.attr in _WEIGHTS)
         or (isinstance(node, ast.Constant) and node.value in _WEIGHTS)  # outputs["attentions"]
         for program in window.programs
-        for node in ast.walk(program.tree)
+        for node in program.nodes
     )
 
 

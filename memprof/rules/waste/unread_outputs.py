@@ -110,7 +110,7 @@ def unread_flag(place: Place, programs: Sequence[Program]) -> str:
 
 def _may_read(program: Program, fields: Sequence[str]) -> bool:
     """Whether a program names one of the fields, or takes a result apart by places."""
-    nodes = list(ast.walk(program.tree))
+    nodes = list(program.nodes)
     lists = {
         target.id
         for node in nodes

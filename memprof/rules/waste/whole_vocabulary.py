@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 import numpy as np
@@ -77,7 +76,7 @@ class WholeVocabulary(WasteRule[Match]):
 
 
 def _adds_tokens(program: Program) -> bool:
-    return any(called_name(node) == _GROWS for node in ast.walk(program.tree))
+    return any(called_name(node) == _GROWS for node in program.nodes)
 
 
 RULE = WholeVocabulary()

@@ -67,7 +67,7 @@ def _is_of_a_library(frame: Frame) -> bool:
 def _benchmarking(case: Case) -> Iterator[Place]:
     """Statements of the program that turn `cudnn.benchmark` on."""
     for program in case.programs:
-        for node in ast.walk(program.tree):
+        for node in program.nodes:
             if not isinstance(node, ast.Assign):
                 continue
             off = isinstance(node.value, ast.Constant) and not node.value.value

@@ -108,7 +108,7 @@ def _site(place: Place) -> Site:
 def _profilers(programs: Sequence[Program]) -> Iterator[Place]:
     """Statements that make a profiler without a schedule."""
     for program in programs:
-        for node in ast.walk(program.tree):
+        for node in program.nodes:
             is_made = isinstance(node, ast.Call) and called_name(node) == "profile"
             if is_made and isinstance(node, ast.Call) and keyword(node, "schedule") is None:
                 place = program.at(node.lineno)
