@@ -54,6 +54,8 @@ class Growth:
     """Most of it are tensors that are made anew, and larger, again and again: not ever more."""
     has_parameters: bool = False
     """Parameters are among them: whole models pile up."""
+    model_share: float = 0.0
+    """Share of the bytes that are parameters and buffers."""
     times: int = 0
     """Recorded steps in which it grew."""
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from memprof.reference_chain import LinkKind
+from memprof.rules.called_models import are_called, came_by
 from memprof.rules.finding import Kind, RuleFinding
 from memprof.rules.load_rules import rule_named
 from memprof.rules.rule import WasteRule
 from memprof.source_code.joined_parts import is_joined_afterwards
 from memprof.source_code.program import program_of
-from memprof.source_code.searched_parts import searching_lines
+from memprof.source_code.uses_of_items import searching_lines
 from memprof.trace import Phase
 from memprof.views.examination import DeviceExamination, Examination
 
@@ -52,6 +51,7 @@ _OF_RESULTS = frozenset(
 """First remedies of what is kept and was made for that."""
 _ALMOST_ALL = 0.9
 """Of the growth, that the list itself keeps: a graph behind its items would be more."""
+_MODELS = "collected-models"
 _OF_A_LIST = frozenset((LinkKind.LOCAL, LinkKind.ITEM))
 
 
@@ -66,6 +66,7 @@ def is_minor(finding: RuleFinding, examination: Examination) -> bool:
             _comes_to_nothing(finding, examination)
             or _is_joined_afterwards(finding)
             or _is_searched_later(finding, examination)
+            or (finding.rule == _MODELS and are_called(finding, examination))
         )
     device = next((one for one in examination.devices if one.name == finding.device), None)
     if finding.kind is Kind.FRAGMENTATION and device is not None:
@@ -157,10 +158,8 @@ def _is_searched_later(finding: RuleFinding, examination: Examination) -> bool:
     if not any((window.phase_of_event == Phase.BACKWARD).any() for window in device.windows):
         return True
     return not any(
-        frame.filename == first.filename and frame.line in lines
+        came_by(window, first.filename, lines, window.made_in < finding.last_step)
         for window in device.windows
-        for stack in np.unique(window.lives.stack[window.made_in < finding.last_step]).tolist()
-        for frame in window.trace.stack(stack)
     )
 
 

@@ -47,10 +47,11 @@ from memprof.views.survivors import Survival, survival
 from memprof.views.trend import floor
 from memprof.views.window import site_at
 
-__all__ = ["filling", "leaks"]
+__all__ = ["few_models", "filling", "leaks"]
 
 Ints = npt.NDArray[np.int64]
 
+_OF_MODEL = (Category.PARAMETER, Category.BUFFER)
 _MOST_HOLDERS = 5
 _LEAST_CONFIDENCE = 0.3
 _BOUNDED_CONFIDENCE = 0.2
@@ -77,6 +78,12 @@ def filling(run: Run, examination: DeviceExamination) -> tuple[RuleFinding, ...]
     """What grows on a device in containers that have a bound: it fills them, and is no leak."""
     candidates = _candidates(run, examination)
     return tuple(one.finding() for one in candidates if one.fills_a_container)
+
+
+def few_models(run: Run, examination: DeviceExamination) -> tuple[RuleFinding, ...]:
+    """Growth on a device of so few models that it may well end there, of which none is a leak."""
+    candidates = _candidates(run, examination)
+    return tuple(one.finding() for one in candidates if one.is_of_few_models)
 
 
 def _of_device(run: Run, examination: DeviceExamination) -> list[RuleFinding]:
@@ -172,7 +179,7 @@ class _Leak:
     def confidence(self) -> float:
         """How sure it is that this leaks, from 0 to 1: less where the program keeps it small."""
         most = max(group.confidence for group in self.cluster.groups)
-        if self._is_of_few_models() or self.fills_a_container or self._came_and_went():
+        if self.is_of_few_models or self.fills_a_container or self._came_and_went():
             return min(most, _BOUNDED_CONFIDENCE)
         return min(most, _BOUNDED_WHOLES) if self._is_bounded() else most
 
@@ -236,7 +243,9 @@ class _Leak:
         last_step = int(self.survival.steps[-1])
         return came_and_went(self.device.steps, last_step, there, self.cluster.per_step)
 
-    def _is_of_few_models(self) -> bool:
+    @property
+    def is_of_few_models(self) -> bool:
+        """Whether models were kept a few times: folds, or an ensemble, end there."""
         groups = self.cluster.groups
         if max(len(group.places) for group in groups) >= _FEW_MODELS:
             return False
@@ -422,11 +431,13 @@ class _Leak:
     def _growth(self, rows: Ints) -> Growth:
         lives = self.survival.lives
         forward = lives.size[rows[self._is_forward(rows)]].sum()
+        of_model = lives.size[rows[np.isin(lives.category[rows], _OF_MODEL)]]
         return Growth(
             kept_itself=self.cluster.kept_itself,
             forward_share=float(forward) / max(1, int(lives.size[rows].sum())),
             is_replaced=self._is_replaced(),
             has_parameters=bool((lives.category[rows] == Category.PARAMETER).any()),
+            model_share=float(of_model.sum()) / max(1, int(lives.size[rows].sum())),
             times=len(self._births(rows)),
         )
 

@@ -11,10 +11,11 @@ import numpy.typing as npt
 from memprof.chain_description import keeper
 from memprof.records import Finding, Holder, Site
 from memprof.rules.between_windows import stackless_group
+from memprof.rules.called_models import are_called
 from memprof.rules.counted_rise import counted_rise
 from memprof.rules.finding import Kind, RuleFinding
 from memprof.rules.group_by_holder import held_by
-from memprof.rules.growth_findings import filling
+from memprof.rules.growth_findings import few_models, filling
 from memprof.rules.load_rules import rule_named
 from memprof.rules.rule import Match, WasteRule
 from memprof.rules.same_holder import holder_key
@@ -112,15 +113,15 @@ def unexplained_growth(
     examination: Examination, findings: Sequence[RuleFinding]
 ) -> UnexplainedGrowth | None:
     """The largest over all devices of a run; None where what rises is in ``findings``."""
-    run = examination.run
-    rising = (_of_device(run, device, findings) for device in examination.devices)
+    rising = (_of_device(examination, device, findings) for device in examination.devices)
     results = [one for one in rising if one is not None]
     return max(results, key=lambda one: one.bytes, default=None)
 
 
 def _of_device(
-    run: Run, examination: DeviceExamination, findings: Sequence[RuleFinding]
+    whole: Examination, examination: DeviceExamination, findings: Sequence[RuleFinding]
 ) -> UnexplainedGrowth | None:
+    run = whole.run
     device = examination.device
     risen = counted_rise(examination.steps)
     if risen is None:
@@ -131,6 +132,9 @@ def _of_device(
     if _is_explained(growth, total, per_step) or explained >= _EXPLAINED * total:
         return None
     if _is_explained([*growth, *filling(run, examination)], total, per_step):
+        return None
+    models = [one for one in few_models(run, examination) if are_called(one, whole)]
+    if _is_explained([*growth, *models], total, per_step):
         return None
     since = risen.first_step
     if _accumulated(examination, findings, since) >= _EXPLAINED * total:

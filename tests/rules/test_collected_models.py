@@ -10,11 +10,13 @@ from memprof.loading import load
 from memprof.records import Finding, Holder, StepColumns
 from memprof.reference_chain import Link, LinkKind
 from memprof.rules.ranked_findings import findings
+from memprof.rules.unexplained_growth import unexplained_growth
 from memprof.testing import TraceBuilder
 from memprof.trace import Category, Frame
+from memprof.views.examination import examine
 from tests.rules.recorded import Recording, findings_of
 
-WIDTH = 64
+WIDTH, WIDE = 64, 512
 
 
 def fires():
@@ -224,3 +226,46 @@ def test_optimizers_of_earlier_stages_are_no_models(tmp_path):
     first = found.remedies[0]
     assert (first.fix, first.code) == ("del_ref", "self.schedulers.append(scheduler)")
     assert "keeps optimizers with their state: keep the last one" in first.why
+
+
+class Members:
+    def __init__(self):
+        self.models = []
+
+    def add(self, model):
+        self.models.append(model)
+
+    def predict(self, x):
+        return [model(x) for model in self.models]
+
+    def newest(self, x):
+        return self.models[-1](x)
+
+
+def grown(use, every=1):
+    def members():
+        kept = Members()
+
+        def step(number):
+            if number % every == 0:
+                kept.add(nn.Linear(WIDE, WIDE))
+            with torch.no_grad():
+                getattr(kept, use)(torch.randn(8, WIDE))
+
+        return step
+
+    return members
+
+
+@pytest.mark.parametrize(("use", "minor"), [("predict", True), ("newest", False)])
+def test_models_that_are_all_called_are_an_ensemble(use, minor, tmp_path):
+    (found,) = findings_of(grown(use), tmp_path / "run.json")
+    assert found.rule == "collected-models"
+    assert found.minor is minor
+
+
+@pytest.mark.parametrize(("use", "explained"), [("predict", True), ("newest", False)])
+def test_a_few_models_that_are_all_called_explain_what_rises(use, explained, tmp_path):
+    assert findings_of(grown(use, every=8), tmp_path / "run.json", steps=44) == ()
+    examination = examine(load(tmp_path / "run.json"))
+    assert (unexplained_growth(examination, ()) is None) is explained
