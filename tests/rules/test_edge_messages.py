@@ -141,6 +141,10 @@ def widens():
     return stepping(Narrowing(2 * CHANNELS), torch.randint(NODES, (2, EDGES)))
 
 
+def keeps_width():
+    return stepping(Narrowing(CHANNELS), torch.randint(NODES, (2, EDGES)))
+
+
 def weights_first():
     return stepping(OfWeightedRows(), torch.randint(NODES, (2, EDGES)))
 
@@ -154,9 +158,15 @@ def test_a_linear_layer_on_gathered_features_goes_before_them(tmp_path):
     (first,) = found.remedies
     assert found.bytes == EDGES * CHANNELS * 4
     assert found.site.code == "return self.propagate(edges, x=x, weight=weight)"
-    assert found.title.endswith("gathered for each edge, which `self.lin` makes narrow")
+    assert found.title.endswith("gathered for each edge, which `self.lin` is given")
     assert (first.fix, first.code) == ("transform_nodes", "return weight * self.lin(x_j)")
     assert first.saves_bytes > found.bytes // 2
+
+
+def test_one_that_makes_as_much_for_each_edge_goes_before_them_too(tmp_path):
+    (found,) = messages(keeps_width, tmp_path / "r.json")
+    assert found.remedies[0].fix == "transform_nodes"
+    assert found.remedies[0].saves_bytes >= EDGES * CHANNELS * 4
 
 
 @pytest.mark.parametrize("program", [widens, weights_first, reads_twice])

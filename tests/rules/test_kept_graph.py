@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -131,3 +132,37 @@ def test_where_a_backward_pass_runs_both_are_told_to_be_cut_off(tmp_path):
     (first, *_) = findings_of(predicted_twice(True), tmp_path / "run.json")
     assert first.remedies[0].fix == "detach"
     assert "keeps such graphs, too: there as well." in first.remedies[0].why
+
+
+def mean_loss(model):
+    losses = [model(torch.randn(32, SIZE)).square().mean() for _ in range(3)]
+    return torch.stack(losses).mean()
+
+
+def reports(in_training):
+    def report():
+        model, means = nn.Linear(SIZE, SIZE), {}
+
+        def step(number):
+            if number < 6 or in_training:
+                model(torch.randn(8, SIZE)).sum().backward()
+            if number >= 6:
+                means[number] = mean_loss(model)
+
+        return step
+
+    return report
+
+
+@pytest.mark.parametrize(("in_training", "fix"), [(False, "no_grad"), (True, "detach")])
+def test_where_another_function_evaluates_no_graph_is_to_be_made_there(in_training, fix, tmp_path):
+    found = findings_of(reports(in_training), tmp_path / "run.json", steps=30)
+    first = found[0].remedies[0]
+    assert first.fix == fix
+    assert (
+        first.code
+        == {
+            "no_grad": "losses = [model(torch.randn(32, SIZE)).square().mean() for _ in range(3)]",
+            "detach": "means[number] = mean_loss(model)",
+        }[fix]
+    )

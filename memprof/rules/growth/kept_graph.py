@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from memprof.reference_chain import LinkKind, is_field
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
-from memprof.rules.graph_lines import OF_ERRORS, none_meanwhile, of_many_steps, retaining
+from memprof.rules.graph_lines import (
+    OF_ERRORS,
+    calling_place,
+    none_meanwhile,
+    of_many_steps,
+    retaining,
+)
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.rules.same_holder import holder_key
 from memprof.rules.source_facts import handed_over, is_number
@@ -123,7 +129,8 @@ def _cuts(place: Place, filling: Filling, case: Case) -> Iterator[Advice]:
     ways = [way for way in _ways(case) if not (tensors and way.fix == "item")]
     others = _others(case, place)
     as_well = f" {_lines(others)} such graphs, too: there as well." if others else ""
-    in_vain = bool(others) and none_meanwhile(case.window, case.finding.evidence.allocs)
+    in_vain = bool(others) or _is_of_another_function(case, place)
+    in_vain = in_vain and none_meanwhile(case.window, case.finding.evidence.allocs)
     for way, (where, what) in zip(ways, places, strict=False):
         number = is_number(case, where, what)
         if way.fix == "item" and number is False:
@@ -143,6 +150,15 @@ def _cuts(place: Place, filling: Filling, case: Case) -> Iterator[Advice]:
             remains=case.kept_itself if way.fix == "detach" else 0.0,
             otherwise=in_vain or (way.otherwise and not tensors),
         )
+
+
+def _is_of_another_function(case: Case, place: Place) -> bool:
+    """Whether the model is called elsewhere: there all its graphs are alive until this is reached.
+
+    ``report[domain] = evaluate(model, loader)`` gets the mean of the losses of a loop.
+    """
+    calling = calling_place(case)
+    return calling is not None and calling.function is not place.function
 
 
 def _lines(numbers: Sequence[int]) -> str:

@@ -1,6 +1,6 @@
 """edge-messages: a graph layer makes a message for each edge, where a sparse product would do.
 
-Or a layer of the program's own gathers wide features for each edge, and then makes them narrow.
+Or a layer of the program's own gathers features for each edge, and multiplies each by weights.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FUSES = "message_and_aggregate"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Messages(Match):
-    """The layer that makes them, or what makes them narrow."""
+    """The layer that makes them, or the linear one that is given them."""
 
     layer: str = ""
     linear: LinearOfEdges | None = None
@@ -77,7 +77,7 @@ class EdgeMessages(WasteRule[Messages]):
     def title(self, match: Messages) -> str:
         """Say whose they are."""
         if match.linear is not None:
-            return f"are features gathered for each edge, which `{match.linear.layer}` makes narrow"
+            return f"are features gathered for each edge, which `{match.linear.layer}` is given"
         return f"are messages of `{match.layer}`, one for each edge"
 
     def advice(self, match: Messages, case: Case) -> Iterator[Advice]:
@@ -101,9 +101,9 @@ class EdgeMessages(WasteRule[Messages]):
 
 
 def _linear_after(window: Window, large: LargeTensor) -> LinearOfEdges | None:
-    """The linear layer that makes features narrow which PyG gathered for a layer of the program's.
+    """The linear layer that is given features which PyG gathered for a layer of the program's.
 
-    It makes less for each edge, in the same step.
+    It makes no more for each edge, in the same step.
     """
     stack = window.stack(large.row)
     ends = [at for at, frame in enumerate(stack) if frame.name.endswith(_PROPAGATES)]
@@ -123,8 +123,8 @@ def _linear_after(window: Window, large: LargeTensor) -> LinearOfEdges | None:
     later = np.isin(window.site, own) & (lives.alloc > lives.alloc[large.row])
     later &= window.made_in == window.made_in[large.row]
     after = np.flatnonzero(later & (window.phase == window.phase[large.row]))
-    is_narrow = len(after) and lives.requested[after[0]] < lives.requested[large.row]
-    return linear if is_narrow else None
+    is_no_wider = len(after) and lives.requested[after[0]] <= lives.requested[large.row]
+    return linear if is_no_wider else None
 
 
 def _fusing_layer(stack: Sequence[Frame]) -> str:
