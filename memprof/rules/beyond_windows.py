@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from memprof.records import Holder
+from memprof.records import Finding, Holder
 from memprof.reference_chain import Link, LinkKind, largest_container
 from memprof.rules.counted_rise import counted_rise
 from memprof.rules.growing_groups import GrowingGroup
@@ -17,7 +17,7 @@ from memprof.rules.successive_looks import grown
 from memprof.views.examination import DeviceExamination
 from memprof.views.survivors import Survival
 
-__all__ = ["beyond_windows"]
+__all__ = ["beyond_windows", "lengthening"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -37,13 +37,16 @@ def beyond_windows(
     survival: Survival,
     holders_of: Mapping[int, Sequence[Holder]],
     stacks: Collection[int],
+    longer: Sequence[Holder] = (),
 ) -> list[tuple[GrowingGroup, tuple[Holder, ...]]]:
     """What the container of the program holds that looks saw grow, as far as it was recorded.
 
     Each group comes with its holders, which say how long that container was at the last look.
     Windows may be too short to show a trend: a few conversations of a server, each of hundreds of
     steps. Counters show that the bytes rise to the end, at the rate at which the container took
-    them up. ``stacks`` have groups of their own already.
+    them up. ``stacks`` have groups of their own already. ``longer`` are chains that
+    end at what looks saw become longer, whatever they searched for: a list, or a graph, of which a
+    variable that is added to keeps one for each time.
     """
     risen, steps = counted_rise(examination.steps), survival.steps
     if risen is None or not len(steps):
@@ -59,6 +62,7 @@ def beyond_windows(
         if stack not in stacks
     }
     containers = dict.fromkeys(way for one in rows_of for way in _growing(holders_of[one]))
+    containers |= dict.fromkeys(_way_to(one.links, len(one.links)) for one in longer)
     parts_of = {
         way: [rows for one, rows in rows_of.items() if len(rows) and _has(holders_of[one], way)]
         for way in containers
@@ -84,6 +88,26 @@ def beyond_windows(
         )
         for rows in parts_of[way]
     ]
+
+
+def lengthening(findings: Sequence[Finding]) -> list[Holder]:
+    """The chains to what some looks at a device saw become longer, in the order of the looks."""
+    longer, lengths = [], dict[_Way, int]()
+    for one in findings:
+        holder = one.holders[0] if one.holders else None
+        if holder is None or not holder.is_named:
+            continue
+        if one.details.get("nodes_per_step"):
+            longer.append(holder)
+            continue
+        at = largest_container(holder.links)
+        if at is None:
+            continue
+        way, length = _way_to(holder.links, at), holder.links[at].length
+        if length >= _LEAST_ITEMS and 0 < lengths.get(way, 0) < length:
+            longer.append(msgspec.structs.replace(holder, links=holder.links[:at]))
+        lengths[way] = length
+    return longer
 
 
 def _growing(holders: Sequence[Holder]) -> list[_Way]:
@@ -112,6 +136,8 @@ def _with_growth(holder: Holder, way: _Way, length: int) -> Holder:
     if not _has([holder], way):
         return holder
     links = list(holder.links)
+    if length <= 0:
+        return holder  # it is a graph that has become longer
     links[len(way)] = msgspec.structs.replace(grown(links[len(way)]), length=length)
     return msgspec.structs.replace(holder, links=links)
 

@@ -19,7 +19,7 @@ from memprof.chain_description import keeper
 from memprof.records import GuessedSteps, Holder, Site
 from memprof.reference_chain import LinkKind, largest_container
 from memprof.rules.between_windows import StacklessGroup, stackless_group, with_stackless
-from memprof.rules.beyond_windows import beyond_windows
+from memprof.rules.beyond_windows import beyond_windows, lengthening
 from memprof.rules.containers import is_cycle_around_bounded, is_kept_short, is_of_key
 from memprof.rules.counted_later import came_and_went
 from memprof.rules.counted_rise import repeated_rise
@@ -105,7 +105,11 @@ def _candidates(run: Run, examination: DeviceExamination) -> list[_Leak]:
             holders[stackless.stack] = (*others, *own)
     growing_stacks = {group.stack for group in groups}
     groups += [one for one in cyclic_garbage(lives, freed) if one.stack not in growing_stacks]
-    for group, own in beyond_windows(examination, lives, holders, {one.stack for one in groups}):
+    known = {one.stack for one in groups}
+    # A graph is the host's, whatever its tensors are on.
+    looks = [one for one in run.findings if one.device in (device.device, "host")]
+    longer = lengthening(looks)
+    for group, own in beyond_windows(examination, lives, holders, known, longer):
         groups.append(group)
         holders[group.stack] = own
 

@@ -29,9 +29,10 @@ _JSON = "json."
 """It takes no tensors."""
 _SMALL = (
     *("all", "any", "argmax", "argmin", "max", "mean", "min", "norm", "sum", "topk"),
+    *("argsort", "bincount", "multinomial", "nonzero", "unique", "where"),
     *("arange", "item", "linspace", "rand", "randint", "randn", "randperm", "size", "tensor"),
 )
-"""… and what gives it something small to read."""
+"""… and what gives it something small to read, or places in something."""
 
 
 @dataclass(frozen=True, slots=True)

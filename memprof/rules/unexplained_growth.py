@@ -35,6 +35,8 @@ Bools = npt.NDArray[np.bool_]
 
 _EXPLAINED = 0.5
 """Of the rise, in bytes or as a rate: from there on the findings are the answer."""
+_LATE = 1.5
+"""Times the longest stretch between two rises: after more than that it has come to its end."""
 _INNERMOST = 4
 """Frames of a stack that tell what a library does there."""
 _MUCH = 0.25
@@ -277,7 +279,7 @@ def _is_growth_of(finding: RuleFinding, device: DeviceRun) -> bool:
 
 
 def _grows_to_its_end(finding: RuleFinding) -> bool:
-    """Whether it grew for as long as its tensors were recorded.
+    """Whether it grew for as long as its tensors were recorded, or would have grown again next.
 
     The bytes of a finding are those of windows. What is counted afterwards and rises at the same
     rate is the same growth, as far as anybody can tell.
@@ -285,7 +287,10 @@ def _grows_to_its_end(finding: RuleFinding) -> bool:
     if finding.series is None or not len(finding.series.bytes):
         return False
     series = finding.series.bytes
-    return int(series[-1]) > int(series[3 * (len(series) - 1) // 4])
+    rises = np.flatnonzero(np.diff(series) > 0)
+    since = len(series) - 1 - int(rises[-1]) if len(rises) else len(series)
+    is_due = len(rises) > 1 and since <= _LATE * np.diff(rises).max()  # as after each rollout
+    return is_due or int(series[-1]) > int(series[3 * (len(series) - 1) // 4])
 
 
 def _makers(examination: DeviceExamination, rest: int) -> tuple[Site, int, bool, int]:

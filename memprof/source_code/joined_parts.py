@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import ast
+from typing import TypeAlias
 
 from memprof.source_code.idioms import growing
-from memprof.source_code.program import LOOPS, Place, bound_names, calls_in
+from memprof.source_code.program import LOOPS, Place, Program, bound_names, calls_in
 
 __all__ = ["is_joined_afterwards"]
 
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 _JOINS = ("cat", "concat", "concatenate", "hstack", "stack", "vstack")
 
 
 def is_joined_afterwards(place: Place) -> bool:
     """Whether the list that a statement fills is made and joined around the statement's loops.
 
-    ``parts = []; for …: parts.append(x); return torch.cat(parts)``, in one function.
+    ``parts = []; for …: parts.append(x); return torch.cat(parts)``, in one function. None where it
+    is joined only if a parameter asks for that, as nobody in the file does.
     """
     filling, function = growing(place), place.function
     if filling is None or function is None or not filling.container.isidentifier():
@@ -39,8 +42,58 @@ def is_joined_afterwards(place: Place) -> bool:
         and call.args
         and isinstance(call.args[0], ast.Name)
         and call.args[0].id == name
+        and not _is_unasked(call, function, place.program)
         for call in calls_in(within, *_JOINS)
     )
+
+
+def _is_unasked(join: ast.Call, function: Function, program: Program) -> bool:
+    """Whether a call runs only with a parameter that is off by default, and that nobody gives.
+
+    ``return torch.stack(frames) if return_frames else frames[-1]``
+    """
+    for node in ast.walk(function):
+        if not isinstance(node, (ast.If, ast.IfExp)):
+            continue
+        test, is_then = node.test, _is_in(join, node.body)
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            test, is_then = test.operand, _is_in(join, node.orelse)
+        if is_then and isinstance(test, ast.Name) and _is_off(test.id, function):
+            return not _is_given(test.id, function, program)
+    return False
+
+
+def _is_in(node: ast.AST, branch: ast.expr | list[ast.stmt]) -> bool:
+    parts = branch if isinstance(branch, list) else [branch]
+    return any(one is node for part in parts for one in ast.walk(part))
+
+
+def _is_off(name: str, function: Function) -> bool:
+    """Whether a parameter's default is False or None."""
+    arguments = function.args
+    by_place = [*arguments.posonlyargs, *arguments.args]
+    defaults = dict(
+        zip([one.arg for one in by_place][::-1], arguments.defaults[::-1], strict=False)
+    )
+    of_keywords = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    defaults |= {one.arg: default for one, default in of_keywords if default is not None}
+    default = defaults.get(name)
+    return isinstance(default, ast.Constant) and default.value in (False, None)
+
+
+def _is_given(name: str, function: Function, program: Program) -> bool:
+    """Whether a call in the file may give a parameter something else."""
+    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    at = names.index(name) - (names[:1] == ["self"]) if name in names else len(names)
+    for call in calls_in(program.tree, function.name):
+        by_name = (one.arg in (name, None) for one in call.keywords)
+        if any(by_name) or len(call.args) > at or any(map(_is_starred, call.args)):
+            return True
+    return False
+
+
+def _is_starred(argument: ast.expr) -> bool:
+    return isinstance(argument, ast.Starred)
 
 
 def _names(target: ast.expr) -> list[str]:

@@ -10,8 +10,10 @@ from memprof.loading import load
 from memprof.records import Finding, Holder, StepColumns
 from memprof.reference_chain import Link, LinkKind
 from memprof.rules.ranked_findings import findings
+from memprof.rules.unexplained_growth import unexplained_growth
 from memprof.testing import TraceBuilder
 from memprof.trace import Frame
+from memprof.views.examination import examine
 from tests.rules.recorded import Recording
 
 MIB = 1 << 20
@@ -95,3 +97,108 @@ def test_the_container_that_looks_saw_grow_has_what_was_counted(findings_in):
 def test_nothing_is_said_where_counters_stay_or_the_container_was_not_seen_to_grow(findings_in):
     assert findings_in([1, 2, 3], level) == []
     assert findings_in([3, 3, 3], rising) == []
+
+
+FILTER = """\
+def main(reward_filter):
+    for step in range(300):
+        reward_filter.update(model(observation))
+class Filter:
+    def update(self, reward):
+        self.total = self.total * 0.9 + reward
+"""
+
+
+def graph_of(source, *more):
+    links = [
+        Link(LinkKind.LOCAL, "reward_filter", "main", str(source), 1),
+        Link(LinkKind.ATTRIBUTE, "total", "Filter", str(source), 6),
+        *more,
+    ]
+    return Holder(
+        LinkKind.ATTRIBUTE, str(source), 6, "self.total = self.total * 0.9 + reward", links
+    )
+
+
+@pytest.mark.parametrize(("nodes_per_step", "times"), [(16.0, 1), (0.0, 0)])
+def test_a_graph_that_looks_saw_become_longer_has_it_too(nodes_per_step, times, tmp_path):
+    """It takes up activations only after each rollout: thrice while it was recorded."""
+    source = tmp_path / "train.py"
+    source.write_text(FILTER)
+    os.utime(source, (1, 1))
+    stack = (Frame("main", str(source), 3),)
+    trace = TraceBuilder(device="cpu")
+    for step in range(RECORDED):
+        trace.label(step=step)
+        trace.alloc(512, f"work{step}").free(f"work{step}")
+        if not step % PER_SESSION:
+            trace.alloc(MIB, f"saved{step}", stack=stack)
+    numbers = list(range(COUNTED))
+    columns = StepColumns(
+        first=numbers,
+        last=numbers,
+        allocated=[rising(step) for step in numbers],
+        window=[0 if step < RECORDED else -1 for step in numbers],
+    )
+    node = Link(LinkKind.AUTOGRAD_NODE, nodes=(("AddBackward0", 9), ("PowBackward0", 1)))
+    saved = Link(LinkKind.SAVED_TENSOR, "self", "PowBackward0")
+    searches = (
+        Finding("holders", device="cpu", step=21, stack=1, holders=[graph_of(source, node, saved)]),
+        Finding(
+            "host_growth",
+            device="host",
+            step=21,
+            holders=[graph_of(source)],
+            details={"nodes_per_step": nodes_per_step},
+        ),
+    )
+    run = load(Recording((trace,), columns, searches).write(tmp_path / "run.json"))
+    found = [one for one in findings(run) if one.bytes_per_step]
+    assert [one.bytes for one in found] == [3 * MIB] * times
+    assert [one.remedies[0].fix for one in found] == ["detach"] * times
+    assert (unexplained_growth(examine(run), found) is None) is bool(times)
+
+
+def best(source, length):
+    links = [
+        Link(LinkKind.LOCAL, "weights", "main", str(source), 1),
+        Link(LinkKind.ITEM, str(length // 2), "list", str(source), 4, length=length),
+    ]
+    return Holder(LinkKind.ITEM, str(source), 4, "weights.append(copy(model))", links)
+
+
+EPOCHS = """\
+def main(model):
+    for epoch in range(40):
+        train(model)
+        weights.append(copy(model))
+"""
+
+
+@pytest.mark.parametrize(("lengths", "times"), [((2, 27), 1), ((27, 27), 0)])
+def test_looks_at_other_tensors_of_one_list_tell_that_it_grows(lengths, times, tmp_path):
+    """The later one looked for what had been made where nothing is recorded."""
+    source = tmp_path / "train.py"
+    source.write_text(EPOCHS)
+    os.utime(source, (1, 1))
+    trace = TraceBuilder(device="cpu")
+    for step in range(RECORDED):
+        trace.label(step=step)
+        trace.alloc(512, f"work{step}").free(f"work{step}")
+        if not step % PER_SESSION:
+            trace.alloc(MIB, f"copy{step}", stack=(Frame("main", str(source), 4),))
+    numbers = list(range(COUNTED))
+    columns = StepColumns(
+        first=numbers,
+        last=numbers,
+        allocated=[rising(step) for step in numbers],
+        window=[0 if step < RECORDED else -1 for step in numbers],
+    )
+    searches = tuple(
+        Finding("holders", device="cpu", step=step, stack=stack, holders=[best(source, length)])
+        for step, stack, length in zip((21, 280), (1, 0), lengths, strict=True)
+    )
+    run = load(Recording((trace,), columns, searches).write(tmp_path / "run.json"))
+    found = [one for one in findings(run) if one.bytes_per_step]
+    assert [one.remedies[0].code for one in found] == ["weights.append(copy(model))"] * times
+    assert all("list `weights` (27 items)" in one.title for one in found)

@@ -40,6 +40,18 @@ class Computed(Experts):
         return (rows.unsqueeze(1) @ own).squeeze(1)
 
 
+class ComputedElsewhere(Experts):
+    """A method of the program's makes what the name stands for."""
+
+    def matrices(self):
+        return self.weight * 2
+
+    def forward(self, rows, kinds):
+        weight = self.matrices()
+        own = weight.index_select(0, kinds)
+        return torch.bmm(rows.unsqueeze(1), own).squeeze(1)
+
+
 class Together(Experts):
     def forward(self, rows, kinds):
         out = rows.new_zeros(len(rows), WIDTH)
@@ -96,6 +108,7 @@ def looks_alike():
         (Gathered, "own = self.weight[kinds]", "self.weight"),
         (InPlace, 'return torch.einsum("ni,nio->no", rows, self.weight[kinds])', "self.weight"),
         (Computed, "own = torch.index_select(weight, 0, kinds)", "weight"),
+        (ComputedElsewhere, "own = weight.index_select(0, kinds)", "weight"),
     ],
 )
 def test_the_index_is_told_and_of_what_it_copies(kind_of_model, code, source, tmp_path):

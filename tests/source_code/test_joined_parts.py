@@ -82,3 +82,34 @@ def test_parts_are_joined_after_the_loop_that_collects_them(tmp_path, text):
 )
 def test_other_lists_are_not(tmp_path, text):
     assert not is_joined(tmp_path, text)
+
+
+SAMPLER = """
+def sample(model, x, every_frame={default}):
+    frames = [x]
+    for t in range(9):
+        x = model(x, t)
+        frames.append(x)
+    {end}
+def main(model, x):
+    show({call})
+"""
+CONDITIONAL = "return torch.stack(frames) if every_frame else x"
+
+
+@pytest.mark.parametrize(
+    ("default", "end", "call", "joined"),
+    [
+        ("False", CONDITIONAL, "sample(model, x)", False),
+        ("None", "return x if not every_frame else torch.stack(frames)", "sample(model, x)", False),
+        ("False", CONDITIONAL, "sample(model, x, every_frame=True)", True),
+        ("False", CONDITIONAL, "sample(model, x, True)", True),
+        ("False", CONDITIONAL, "sample(*everything)", True),
+        ("False", CONDITIONAL, "sample(model, x, **options)", True),
+        ("True", CONDITIONAL, "sample(model, x)", True),
+        ("False", "return x if every_frame else torch.stack(frames)", "sample(model, x)", True),
+    ],
+)
+def test_what_is_joined_only_if_asked_for_must_be_asked_for(tmp_path, default, end, call, joined):
+    text = SAMPLER.format(default=default, end=end, call=call)
+    assert is_joined(tmp_path, text) is joined
