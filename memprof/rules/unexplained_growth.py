@@ -12,6 +12,7 @@ from memprof.chain_description import keeper
 from memprof.records import Finding, Holder, Site
 from memprof.rules.between_windows import stackless_group
 from memprof.rules.called_models import are_called
+from memprof.rules.containers import is_kept_short
 from memprof.rules.counted_rise import counted_rise
 from memprof.rules.finding import Kind, RuleFinding
 from memprof.rules.group_by_holder import held_by
@@ -143,8 +144,10 @@ def _of_device(
         return None
     if _made_larger(examination, findings, since) >= _EXPLAINED * total:
         return None
-    site, site_bytes, is_by_size, bare = _makers(examination, total - explained)
     searched = _last_search(run, device)
+    if searched is not None and is_kept_short(searched.holders[0]):
+        return None  # it is full once it has so many, though each of them may be joined anew
+    site, site_bytes, is_by_size, bare = _makers(examination, total - explained)
     return UnexplainedGrowth(
         device=device.device,
         bytes=total,

@@ -125,6 +125,22 @@ def test_who_had_what_grew_when_the_job_was_searched_last_is_told(tmp_path):
     assert told.way_on.endswith("had what grew: look there first")
 
 
+@pytest.mark.parametrize(("limit", "is_told"), [(16, False), (-1, True)])
+def test_what_a_container_with_a_bound_had_is_explained(limit, is_told, tmp_path):
+    """Conversations are so many and no more; the cache of each is joined anew with every turn."""
+    run = load(recording(tmp_path, growing))
+    link = Link(LinkKind.ITEM, "'b'", "LRUCache", length=9, limit=limit)
+    search = Finding(
+        finding="holders",
+        device="cpu",
+        step=11,
+        holders=[Holder(links=[Link(LinkKind.LOCAL, "sessions", "reply"), link])],
+        details={"reason": "growth"},
+    )
+    told = unexplained_growth(examine(replace(run, findings=(search,))), ())
+    assert (told is not None) is is_told
+
+
 def test_bytes_without_a_stack_are_said_to_have_none(tmp_path):
     source = tmp_path / "train.py"
     source.write_text("def main():\n    pass\n")
