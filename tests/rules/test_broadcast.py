@@ -106,3 +106,20 @@ def distances():
 
 def test_a_function_of_all_pairs_is_meant(tmp_path):
     assert "broadcast" not in [one.rule for one in findings_of(distances, tmp_path / "run.json")]
+
+
+def points_scaled():
+    """65,536 points of two values are as large as 512 × 512 values of two bytes."""
+    scale, others = torch.randn(2), [torch.zeros(256), torch.zeros(256)]
+    points = torch.randn(65536, 2)
+
+    def step(number):
+        moved = others[0][:2] + scale * points
+        moved.sum().item()
+
+    return step
+
+
+def test_values_of_two_bytes_are_those_of_a_program_that_asks_for_them(tmp_path):
+    found = findings_of(points_scaled, tmp_path / "run.json")
+    assert not [one for one in found if one.rule == "broadcast"]

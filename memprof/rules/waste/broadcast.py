@@ -29,6 +29,12 @@ _ELEMENTWISE = frozenset(
     ("add", "div", "eq", "isclose", "maximum", "minimum", "mul", "ne", "sub", "where")
 )
 """Functions of torch that broadcast."""
+_COMPARING = ("eq", "isclose", "ne")
+_HALF = 2
+_OF_HALF = frozenset(
+    ("autocast", "bf16", "bfloat16", "float16", "fp16", "half", "mixed_precision", "precision")
+)
+"""Names of torch and of frameworks by which a program asks for values of two bytes."""
 _PRODUCTS = ("matmul", "bmm", "baddbmm", "mm", "einsum")
 """Functions of torch that make a table of n × n because that is what they are for."""
 _OF_PAIRS = ("cartesian_prod", "cdist", "cos_sim", "dot_score", "kron", "meshgrid", "outer")
@@ -98,11 +104,30 @@ def _side(window: Window, large: LargeTensor) -> int:
         return 0  # a weight or a gradient of n × n went in, as in an optimizer's step
     there = window.lives.requested[earlier & ~window.has_owner]
     for width, operand in _BYTES:
+        if not _may_have(place, window, width):
+            continue
         side: int = round((requested / width) ** 0.5)
         fits = side > _LEAST_SIDE and side * side * width == requested
         if fits and int((there == side * operand).sum()) >= 2:
             return side
     return 0
+
+
+def _may_have(place: Place, window: Window, width: int) -> bool:
+    """Whether values of so many bytes may come of a statement: a table is told by its size alone.
+
+    Of two bytes where the program speaks of half precision, of one where it compares.
+    """
+    if width == 1:
+        compares = any(isinstance(one, ast.Compare) for one in ast.walk(place.statement))
+        return compares or bool(calls_in(place.statement, *_COMPARING))
+    return width != _HALF or any(
+        (isinstance(node, ast.Attribute) and node.attr in _OF_HALF)
+        or (isinstance(node, ast.Name) and node.id in _OF_HALF)
+        or (isinstance(node, ast.keyword) and node.arg in _OF_HALF)
+        for program in window.programs
+        for node in program.nodes
+    )
 
 
 def _combines(place: Place) -> bool:
