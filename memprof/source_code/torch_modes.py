@@ -10,7 +10,7 @@ from memprof.source_code.program import FUNCTIONS, Place, called_name, place_of
 from memprof.source_code.scopes import qualified_name
 from memprof.trace import Frame
 
-__all__ = ["under_autocast", "without_gradients"]
+__all__ = ["has_no_gradients", "under_autocast", "without_gradients"]
 
 _OFF = frozenset(("no_grad", "inference_mode"))
 _ON = "enable_grad"
@@ -37,6 +37,11 @@ def without_gradients(stack: Sequence[Frame]) -> bool:
         if switch is not None:
             return not switch
     return False
+
+
+def has_no_gradients(place: Place) -> bool:
+    """Whether the innermost switch around a statement, in its own function, turns gradients off."""
+    return _switch(place, _grad_mode) is False
 
 
 def under_autocast(stack: Sequence[Frame]) -> bool:

@@ -44,6 +44,40 @@ def with_a_head():
     return training(nn.Embedding(ROWS, WIDTH), head=ROWS)
 
 
+class Walks(nn.Module):
+    """One table that three lookups read, each of which has a gradient of its size."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(ROWS, WIDTH)
+
+    def forward(self, start, near, far):
+        start, near, far = self.table(start), self.table(near), self.table(far)
+        return (start * near).sum() - (start * far).sum()
+
+
+def walks(batch):
+    def build():
+        model = Walks()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(number):
+            optimizer.zero_grad()
+            model(*torch.randint(ROWS, (3, batch))).backward()
+            optimizer.step()
+
+        return step
+
+    return build
+
+
+@pytest.mark.parametrize(("batch", "times"), [(ROWS // 32, 1), (ROWS // 8, 0)])
+def test_each_lookup_of_one_table_has_a_gradient_of_its_size(batch, times, tmp_path):
+    found = findings_of(walks(batch), tmp_path / "run.json")
+    of_rule = [one for one in found if one.rule == "dense-embedding-gradient"]
+    assert [one.match.count for one in of_rule] == [3] * times
+
+
 class Pairs(nn.Module):
     """Two tables of one size, as word2vec has them: a tenth of the peak each, or so."""
 

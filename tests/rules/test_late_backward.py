@@ -263,3 +263,24 @@ def test_a_statement_that_adds_two_terms_adds_up_losses(tmp_path):
     )
     assert found.match.passes == 4
     assert found.remedies[0].code.startswith("total = total + torch.exp(-weights[task]) * loss")
+
+
+def beside_what_is_only_shown():
+    net = model()
+
+    def step(number):
+        losses = [torch.zeros(()), torch.zeros(())]
+        for _ in range(4):
+            with torch.no_grad():
+                losses[0] += net(torch.randn(256, 64)).square().mean()
+            losses[1] = losses[1] + net(torch.randn(256, 64)).square().mean()
+        losses[-1].backward()
+        net.zero_grad()
+
+    return step
+
+
+def test_what_is_added_up_without_gradients_starts_no_backward_pass(tmp_path):
+    found = findings_of(beside_what_is_only_shown, tmp_path / "run.json")
+    first = next(one for one in found if one.rule == "late-backward").remedies[0]
+    assert first.code == "losses[1] = losses[1] + net(torch.randn(256, 64)).square().mean()"
