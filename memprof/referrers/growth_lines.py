@@ -16,8 +16,8 @@ __all__ = ["Growth", "GrowthLines"]
 _LEAST_SHARE = 0.1
 """Of all that grows on a device; what is less would not help if it were mended."""
 _LEAST_RATE = 1 << 10
-"""Bytes per step of results that are kept themselves: a MiB in a thousand steps. A loss that is
-listed takes 512 on a card. What a graph keeps is a mistake however little it is."""
+"""Bytes per step: a MiB in a thousand steps. A loss that is listed takes 512 on a card, and the
+log-probabilities of an episode have small graphs until it is over; the verdict tells of either."""
 Cause: TypeAlias = tuple[Hashable, ...]
 _UNHELD: Cause = ()
 """No holder was found, or none but autograd's graph."""
@@ -78,19 +78,15 @@ class GrowthLines:
         unheld = by_cause.pop(_UNHELD, [])
         lines = []
         for cause, some in sorted(by_cause.items(), key=lambda item: -_rate(item[1])):
-            is_little = _rate(some) < _LEAST_RATE and not any(map(_is_of_graph, some))
-            if (device, cause) not in self._said and _rate(some) >= least and not is_little:
+            enough = _rate(some) >= max(least, _LEAST_RATE)
+            if (device, cause) not in self._said and enough:
                 self._said |= {(device, cause), (device, _UNHELD)}
                 lines.append((some[0].finding, _line(some, unheld)))
                 unheld = []
-        if unheld and (device, _UNHELD) not in self._said:
+        if _rate(unheld) >= _LEAST_RATE and (device, _UNHELD) not in self._said:
             self._said.add((device, _UNHELD))
             lines.append((unheld[0].finding, _line(unheld, [])))
         return lines
-
-
-def _is_of_graph(one: Growth) -> bool:
-    return any(holder.through_graph for holder in one.holders)
 
 
 def _rate(some: Sequence[Growth]) -> float:

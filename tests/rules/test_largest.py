@@ -92,3 +92,25 @@ def test_rows_that_are_searched_for_their_best_can_be_made_in_parts_by_a_library
     assert "`scores.topk(5, dim=1)`" in first.why
     found = findings_of(read_otherwise, tmp_path / "other.json")
     assert [one.remedies for one in found if one.rule == "largest"] == [()]
+
+
+def on_lines_of_its_own():
+    weight = torch.nn.Parameter(torch.randn(2, 512))
+
+    def step(number):
+        waves = torch.sin(torch.randn(4096, 2) @ weight)
+        waves = waves.exp().tanh().cos().sin()
+        waves.mean().backward()
+        weight.grad = None
+
+    return step
+
+
+def test_what_waits_for_a_backward_pass_would_wait_in_parts_as_well(tmp_path):
+    (found,) = [
+        one
+        for one in findings_of(on_lines_of_its_own, tmp_path / "run.json")
+        if one.rule == "largest"
+    ]
+    assert found.minor
+    assert [one.fix for one in found.remedies] == ["checkpoint", "mixed_precision"]

@@ -38,6 +38,8 @@ class Large(Match):
 
     is_unlearned: bool = False
     """No backward pass runs while it is there."""
+    is_kept: bool = False
+    """Most of what is there is saved for a backward pass."""
     learns: bool = False
     """A backward pass comes later in its step, or made it."""
     by_library: bool = False
@@ -94,6 +96,7 @@ class Largest(WasteRule[Large]):
             saving=window.replayed(window.whole(rows)),
             tentative=True,  # it may well be what the program is for
             is_unlearned=_is_unlearned(window, large.there),
+            is_kept=_is_kept(window, large.there),
             learns=origin is not None or window.learns_after(int(window.lives.alloc[row])),
             in_backward_of=origin is not None,
             by_library=_by_library(stack),
@@ -114,8 +117,10 @@ class Largest(WasteRule[Large]):
         takes = f"{number} tensors of one size take" if number > 1 else "One tensor takes"
         it, its = ("they", "their") if number > 1 else ("it", "its")
         place = case.site if case.site is not None and _computes(case.site) else None
-        activation = case.finding.category == CATEGORY_NAMES[Category.ACTIVATION]
-        if match.learns and activation:
+        activation = match.learns and (
+            match.is_kept or case.finding.category == CATEGORY_NAMES[Category.ACTIVATION]
+        )
+        if activation:
             again = f"{its.title()} {nbytes} can be recomputed in the backward pass."
             yield Advice("checkpoint", again, case.site)
         elif match.by_module and not match.learns:
@@ -128,10 +133,10 @@ class Largest(WasteRule[Large]):
                 "rows in parts, and keep what is found of each."
             )
             yield Advice("chunk", why, case.site)
-        elif place is not None and not (match.by_module or match.by_library):
+        elif place is not None and not (match.by_module or match.by_library or match.is_kept):
             why = f"{takes} {nbytes} at once; in parts {it} need not."
             yield Advice("chunk", why, place)
-        if match.learns and activation:
+        if activation:
             half = f"In bfloat16 {its} {nbytes} are half."
             yield Advice("mixed_precision", half, case.site, remains=0.5)
 
@@ -142,6 +147,18 @@ def _is_unlearned(window: Window, rows: Ints) -> bool:
     begins = np.searchsorted(backward, window.lives.alloc[rows])
     ends = np.searchsorted(backward, window.lives.free[rows])
     return bool((begins == ends).all())
+
+
+def _is_kept(window: Window, rows: Ints) -> bool:
+    """Whether most of it waits for a backward pass: computed in parts, it would wait as well.
+
+    What the pass itself makes on the way does not count.
+    """
+    rows = rows[window.phase[rows] != Phase.BACKWARD]
+    size = window.lives.size[rows]
+    freed_by = np.append(window.phase_of_event, Phase.UNKNOWN)[window.lives.free[rows]]
+    waits = (window.category[rows] == Category.ACTIVATION) | (freed_by == Phase.BACKWARD)
+    return 2 * int(size[waits].sum()) > int(size.sum())
 
 
 def _by_library(stack: tuple[Frame, ...]) -> bool:
