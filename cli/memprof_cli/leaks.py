@@ -16,6 +16,7 @@ from rich.text import Text
 from memprof.chain_description import names_line
 from memprof.errors import MemprofError
 from memprof.records import Holder, Site
+from memprof.report.recorded_steps import why_no_more
 from memprof.report.recording_gaps import is_bare_state
 from memprof.rules.finding import Kind, Remedy, RuleFinding
 from memprof.rules.floor import is_needed
@@ -353,7 +354,7 @@ def _nothing(run: Run) -> str:
     if not steps:
         return "no steps are marked in this file, so growth from step to step cannot be seen"
     if steps < _ENOUGH_STEPS:
-        return f"nothing found in {_of_all(run)}; record at least {_ENOUGH_STEPS} to see a leak"
+        return f"nothing found in {_of_all(run)}; {_more_steps(run)}"
     return f"no leak in {_of_all(run)}"
 
 
@@ -361,9 +362,15 @@ def _no_growth(run: Run) -> str:
     """The answer to the question that was asked, where only other things were found."""
     steps = _steps(run)
     if 0 < steps < _ENOUGH_STEPS and not is_bare_state(run):
-        few = f"{_of_all(run)} {'is' if steps == 1 else 'are'}"
-        return f"{few} too few to see a leak: record at least {_ENOUGH_STEPS}; what else was found:"
+        few = f"{_of_all(run)} {'is' if steps == 1 else 'are'} too few"
+        return f"{few}: {_more_steps(run)}; what else was found:"
     return f"{_nothing(run)}; what else was found:"
+
+
+def _more_steps(run: Run) -> str:
+    """What would show a leak, and which limit kept the recording from it."""
+    why = why_no_more(run)
+    return f"record at least {_ENOUGH_STEPS} to see a leak{f' ({why})' if why else ''}"
 
 
 def _of_all(run: Run) -> str:

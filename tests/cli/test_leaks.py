@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from memprof.errors import MemprofError
 from memprof.loading import load
-from memprof.records import Site
+from memprof.records import Site, WindowRecord
 from memprof.report.summary import summarize
 from memprof.rules.finding import Kind, Remedy, RuleFinding
 from memprof.rules.ranked_findings import findings
@@ -188,6 +188,14 @@ def test_steps_that_nobody_looked_at_are_none_without_a_leak(tmp_path, counted, 
     file = write_run(tmp_path / "run.json", builder.build(), steps=steps)
     assert said in invoke(file).output
     assert (invoke(file, "--fail-on-leak").exception is None) is (counted >= 12)
+
+
+def test_what_kept_a_recording_from_more_steps_is_said(tmp_path):
+    trace = TraceBuilder(device="cpu").label(step=3).alloc(4096, "batch").build()
+    limit = WindowRecord(window=0, reason="start", end="allowance", start_us=0, end_us=1)
+    file = write_run(tmp_path / "run.json", trace, more=[limit])
+    why = "(the allowance was used up; raise --allowance)"
+    assert f"record at least 12 to see a leak {why}" in " ".join(invoke(file).output.split())
 
 
 def test_no_patch_is_written_as_an_empty_file_and_said_to_be_none(leaking, tmp_path):
