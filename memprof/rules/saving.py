@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 def saving_of(finding: RuleFinding, window: Window | None) -> tuple[int, Saving | None]:
     """Bytes saved (a step for growth, else off the peak), and the peaks where a replay tells.
 
-    Growth in ``window`` is replayed with every tensor freed at the end of the step that made it.
+    Growth in ``window`` is replayed with every tensor freed as the step after its own begins.
     What is made anew and larger in each step is as small as it was the first time.
     """
     if finding.match is not None and finding.match.saving is not None:
@@ -48,7 +48,7 @@ def _without_survivors(finding: RuleFinding, window: Window | None) -> Saving | 
     stacks = np.setdiff1d(lives.stack[rows], EMPTY)
     alike = np.flatnonzero(np.isin(lives.stack, stacks) & (lives.alloc >= 0))
     rows = np.union1d(rows, alike)
-    ends = np.searchsorted(window.step_of_event[:-1], window.made_in[rows] + 1) - 1
+    ends = np.searchsorted(window.step_of_event[:-1], window.made_in[rows] + 1)
     # The peak of the whole window: growth is not over once the first steps are.
     return replayed(window.line, Cuts.ended_at(window.line, rows, ends))
 

@@ -129,7 +129,7 @@ def _cuts(place: Place, filling: Filling, case: Case) -> Iterator[Advice]:
     ways = [way for way in _ways(case) if not (tensors and way.fix == "item")]
     others = _others(case, place)
     as_well = f" {_lines(others)} such graphs, too: there as well." if others else ""
-    in_vain = bool(others) or _is_of_another_function(case, place)
+    in_vain = bool(others) or _is_of_called_function(case, place)
     in_vain = in_vain and none_meanwhile(case.window, case.finding.evidence.allocs)
     for way, (where, what) in zip(ways, places, strict=False):
         number = is_number(case, where, what)
@@ -152,13 +152,15 @@ def _cuts(place: Place, filling: Filling, case: Case) -> Iterator[Advice]:
         )
 
 
-def _is_of_another_function(case: Case, place: Place) -> bool:
-    """Whether the model is called elsewhere: there all its graphs are alive until this is reached.
+def _is_of_called_function(case: Case, place: Place) -> bool:
+    """Whether a function that is called there calls the model, and keeps all graphs until its end.
 
     ``report[domain] = evaluate(model, loader)`` gets the mean of the losses of a loop.
     """
     calling = calling_place(case)
-    return calling is not None and calling.function is not place.function
+    if calling is None or calling.function is place.function:
+        return False
+    return any(one.function is place.function for _, one in case.frames)
 
 
 def _lines(numbers: Sequence[int]) -> str:
