@@ -13,7 +13,7 @@ from memprof.source_code.uses_of_items import searching_lines
 from memprof.trace import Phase
 from memprof.views.examination import DeviceExamination, Examination
 
-__all__ = ["growth_of", "is_minor", "is_needed"]
+__all__ = ["growth_of", "is_beside_card", "is_minor", "is_needed"]
 
 _LEAST_SHARE = 0.1
 """Of the peak over all, off which a change takes it: for less nobody changes a program."""
@@ -28,6 +28,8 @@ _OF_CARD = 0.01
 _ON_HOST = 48 << 20
 """What a part that the program needs must come to: a hundredth of the card; of the host, or of a
 card of unknown size, as much as a small card would have for it."""
+_ON_HOST_BESIDE_CARD = 256 << 20
+"""What a change must save on the host of a program whose tensors are on a card."""
 _AFTER_OOM = "oom-fragmentation"
 _SLACK = 64 << 20
 """What a few segments of 20 MiB leave unused between tensors, on whatever device."""
@@ -75,6 +77,8 @@ def is_minor(finding: RuleFinding, examination: Examination) -> bool:
         return False
     if device is None:
         return finding.is_tentative and not finding.match.rises
+    if is_beside_card(finding, examination) and _saving_of(finding) < _ON_HOST_BESIDE_CARD:
+        return True
     peak, card = _peak(finding, device), device.device.info.total_bytes
     if is_needed(finding):
         if not (0 < _SHORT * card <= peak or _is_made_at_once(finding, peak, card)):
@@ -82,6 +86,12 @@ def is_minor(finding: RuleFinding, examination: Examination) -> bool:
     elif finding.is_tentative and not finding.match.rises:
         return True
     return not _is_worth_it(_saving_of(finding), peak)
+
+
+def is_beside_card(finding: RuleFinding, examination: Examination) -> bool:
+    """Whether it is about the host's memory in a run that allocated on a card as well."""
+    others = (one for one in examination.devices if one.name != finding.device)
+    return finding.device == "cpu" and any(one.peak_allocated > 0 for one in others)
 
 
 def _is_slack(finding: RuleFinding, device: DeviceExamination) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memprof.rules.finding import Kind, RuleFinding
-from memprof.rules.floor import growth_of, is_minor
+from memprof.rules.floor import growth_of, is_beside_card, is_minor
 from memprof.rules.growth_findings import leaks
 from memprof.rules.load_rules import rule_named
 from memprof.rules.remedies import with_remedies
@@ -48,9 +48,12 @@ def findings(run: Run, examination: Examination | None = None) -> tuple[RuleFind
     ]
     marked = [replace(one, minor=is_minor(one, examination)) for one in with_fixes]
     wastes = [one for one in marked if one.kind is Kind.WASTE and not one.minor]
-    return tuple(
-        sorted(marked, key=lambda one: (one.minor, _comes_to_less(one, wastes, examination)))
-    )
+
+    def place(one: RuleFinding) -> tuple[bool, bool, bool]:
+        is_of_host = one.kind is Kind.WASTE and is_beside_card(one, examination)
+        return one.minor, _comes_to_less(one, wastes, examination), is_of_host
+
+    return tuple(sorted(marked, key=place))
 
 
 def _comes_to_less(

@@ -164,7 +164,8 @@ def returned_from(place: Place, programs: Sequence[Program]) -> Iterator[Place]:
     """Statements that bind what a function returns, where a statement binds that function's result.
 
     Of ``average = meter.update(loss)`` it is ``self.value = …`` in ``update``, which returns
-    ``self.value``. None where several functions have the name.
+    ``self.value``; also where it returns several, or a sum that it divides. None where several
+    functions have the name.
     """
     call = place.statement.value if isinstance(place.statement, ast.Assign) else None
     name = called_name(call) if isinstance(call, ast.Call) else ""
@@ -178,12 +179,24 @@ def returned_from(place: Place, programs: Sequence[Program]) -> Iterator[Place]:
         return
     ((program, function),) = functions
     returned = {
-        ast.unparse(node.value)
+        name
         for node in ast.walk(function)
-        if isinstance(node, ast.Return) and isinstance(node.value, (ast.Name, ast.Attribute))
+        if isinstance(node, ast.Return)
+        for name in _names_returned(node.value)
     }
     for node in ast.walk(function):
         if isinstance(node, ast.stmt) and returned & set(map(ast.unparse, bound_names(node))):
             binding = program.place(node)
             if binding is not None:
                 yield binding
+
+
+def _names_returned(value: ast.expr | None) -> Iterator[str]:
+    """``total`` of ``total``, of ``total / len(loader)`` and of ``loss, total / n``."""
+    if isinstance(value, (ast.Name, ast.Attribute)):
+        yield ast.unparse(value)
+    elif isinstance(value, ast.Tuple):
+        for part in value.elts:
+            yield from _names_returned(part)
+    elif isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):
+        yield from _names_returned(value.left)

@@ -7,18 +7,22 @@ import pytest
 pytest.importorskip("torch", reason="the programs train")
 
 import msgspec
+import numpy as np
 import torch
 from torch import nn
 
 from memprof.loading import load
-from memprof.records import DeviceInfo, Finding, Holder
+from memprof.records import DeviceInfo, Finding, Holder, Site
 from memprof.reference_chain import Link, LinkKind, Unowned
-from memprof.rules.floor import is_needed
+from memprof.rules.finding import Kind, RuleFinding
+from memprof.rules.floor import is_minor, is_needed
 from memprof.rules.frameworks import typed
 from memprof.rules.ranked_findings import findings
+from memprof.rules.rule import Match
 from memprof.runfile.writer import RunWriter
 from memprof.testing import TraceBuilder, run_records, step_columns, write_run
 from memprof.trace import Frame
+from memprof.views.examination import examine
 from tests.rules.recorded import findings_of
 
 KIB = 1 << 10
@@ -259,3 +263,19 @@ def test_what_lies_unused_on_a_large_card_is_no_headline(card_gib, is_minor, tmp
     found = reserves(tmp_path / "run.json", card_gib << 30, 200 << 20)
     holes = next(one for one in found if one.rule == "growing-fragmentation")
     assert holes.minor is is_minor
+
+
+@pytest.mark.parametrize(
+    ("mib", "card", "minor"),
+    [(40, False, False), (40, True, True), (300, True, False)],
+    ids=["a job on the CPU", "beside a card", "much of the host"],
+)
+def test_a_few_mib_of_the_host_are_no_headline_beside_a_card(mib, card, minor, tmp_path):
+    nbytes = mib << 20
+    traces = [TraceBuilder(device="cpu").label(step=0).alloc(nbytes, "batch").build()]
+    if card:
+        traces.append(TraceBuilder(device="cuda:0").label(step=0).alloc(nbytes, "model").build())
+    run = load(write_run(tmp_path / "run.json", *traces))
+    match = Match(row=0, rows=np.array([0]), nbytes=nbytes, saving=None)
+    waste = RuleFinding(Kind.WASTE, "cpu", Site(), "wait", bytes=nbytes, match=match)
+    assert is_minor(waste, examine(run)) is minor

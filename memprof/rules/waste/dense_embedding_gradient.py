@@ -20,8 +20,8 @@ _LEAST_SHARE = 0.15
 """Of the peak, with all such gradients: a language model's table is a small part of it, and mostly
 tied to its head."""
 _MOST_LOOKED_UP = 0.05
-"""Of the table's rows, in any step; of so many tables as there are gradients of one at once, as
-each lookup has its own."""
+"""Of the table's rows, in any step; of so many tables as a step makes gradients of one, as each
+lookup has its own."""
 _LAYER = "/torch/nn/modules/sparse.py"
 
 
@@ -67,7 +67,9 @@ class DenseEmbeddingGradient(WasteRule[DenseGradient]):
             of_size = np.flatnonzero(parameters & (lives.requested == size))
             # A head, perhaps, whose gradient is dense, is as large.
             is_tied = len(of_size) > list(sizes.values()).count(size)
-            if not len(at_peak) or share > _MOST_LOOKED_UP * len(at_peak) or is_tied:
+            made = window.made_in[of_gradient & (window.made_in >= 0)]
+            lookups = int(np.bincount(made).max()) if len(made) else 1
+            if not len(at_peak) or share > _MOST_LOOKED_UP * lookups or is_tied:
                 continue
             most = max(most, share)
             there += at_peak.tolist()

@@ -154,7 +154,10 @@ def _bytes_of_source(window: Window, row: int, place: Place, source: ast.expr) -
         return 0
     span = range(values[0].lineno, (values[0].end_lineno or values[0].lineno) + 1)
     came_by = _came_by(window, np.flatnonzero(there), place.program.filename, span)
-    return int(lives.requested[came_by].max(initial=0))
+    if not len(came_by):
+        return 0
+    # The last is what the name stands for: a product may have taken a workspace there as well.
+    return int(lives.requested[came_by[lives.alloc[came_by].argmax()]])
 
 
 def _bytes_of_products(window: Window, row: int, lines: tuple[int, ...]) -> int:
