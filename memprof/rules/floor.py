@@ -45,8 +45,8 @@ _LEAST_GROWTH, _STEPS = 1 << 20, 1000
 _SMALL_GROWTH = 8 << 20
 """Bytes that growth comes to below which they must be `_GROWN` of the peak as well."""
 _GROWN = 0.01
-_LEAST_OF_CYCLE = 64 << 10
-"""The same for what only the garbage collector frees: numbers of a few bytes."""
+_LEAST_OF_GRAPHS = 64 << 10
+"""The same for what only the garbage collector frees, and for graphs: numbers of a few bytes."""
 _OF_RESULTS = frozenset(
     ("bound_cache", "bound_queue", "clear_container", "clone_view", "del_ref", "running_total")
 )
@@ -111,19 +111,20 @@ def is_needed(finding: RuleFinding) -> bool:
 def _comes_to_nothing(finding: RuleFinding, examination: Examination) -> bool:
     """Whether what grows stays small in any run of such a length.
 
-    Only results that are kept, as a history of small tensors is, and cycles of nearly nothing: a
-    graph or a hook is a mistake however small.
+    Only results that are kept, as a history of small tensors is, and what is nearly nothing: a
+    graph or a hook is a mistake however small it is otherwise.
     """
     fix = finding.remedies[0].fix if finding.remedies else ""
+    is_tiny = max(finding.bytes, finding.bytes_per_step * _STEPS) < _LEAST_OF_GRAPHS
     if finding.kind is Kind.CYCLE:
-        return max(finding.bytes, finding.bytes_per_step * _STEPS) < _LEAST_OF_CYCLE
-    if fix not in _OF_RESULTS:
-        return False
+        return is_tiny
     device = next((one for one in examination.devices if one.name == finding.device), None)
     if device is None:
         return False
-    total = growth_of(finding, examination)
     share = _GROWN * device.peak_allocated
+    if fix not in _OF_RESULTS:
+        return is_tiny and finding.bytes < share
+    total = growth_of(finding, examination)
     return finding.bytes < share and total < max(_LEAST_GROWTH, min(_SMALL_GROWTH, share))
 
 
