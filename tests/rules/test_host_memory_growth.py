@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import numpy as np
 import pytest
 
 from memprof.loading import load
-from memprof.records import Readings
+from memprof.records import DryRun, Readings
 from memprof.report.summary import summarize
 from memprof.rules.finding import Kind
 from memprof.rules.ranked_findings import findings
@@ -115,3 +118,11 @@ def test_noise_does_not_hide_it(tmp_path):
     rss = [int(value + by) for value, by in zip(RISING, noise, strict=True)]
     (found,) = host_memory(recorded(tmp_path, rss=rss, shared=[0] * STEPS))
     assert found.bytes_per_step == pytest.approx(20 * MIB, rel=0.1)
+
+
+@pytest.mark.parametrize(("simulated", "found"), [(None, 1), (DryRun("a card"), 0)])
+def test_nothing_is_claimed_of_a_dry_run(tmp_path, simulated, found):
+    """The stand-in for the card is in the host's memory, with what the card would hold."""
+    run = recorded(tmp_path, device="cuda:0", rss=RISING, shared=[MIB] * STEPS)
+    header = msgspec.structs.replace(run.header, dry_run=simulated)
+    assert len(host_memory(replace(run, header=header))) == found
