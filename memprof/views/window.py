@@ -23,7 +23,7 @@ from memprof.records import (
 from memprof.run import Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Program, code_of, program_of
-from memprof.trace import EMPTY, SURVIVOR_AGE, WARM_UP, Action, Frame, Phase, Trace
+from memprof.trace import EMPTY, SURVIVOR_AGE, WARM_UP, Action, Category, Frame, Phase, Trace
 from memprof.views.bound_lines import bound_lines
 from memprof.views.lifetimes import Lifetimes
 from memprof.views.owners import OWNED, OwnerGroupings, owners
@@ -295,8 +295,13 @@ class Window:
         return int(np.bincount(step.reshape(-1), weights=sizes).max())
 
     def share(self, nbytes: float) -> float:
-        """A part of the peak."""
-        return nbytes / self.peak.bytes if self.peak.bytes else 0.0
+        """A part of the peak, without what torch keeps for its libraries: that is fixed."""
+        return nbytes / self._own_peak if self._own_peak else 0.0
+
+    @cached_property
+    def _own_peak(self) -> int:
+        scratch = self.at_peak & (self.category == Category.LIBRARY_WORKSPACE)
+        return self.peak.bytes - self.bytes_of(scratch)
 
     def stack(self, row: int) -> tuple[Frame, ...]:
         """The frames that made a lifetime, innermost first."""
