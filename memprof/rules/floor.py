@@ -45,8 +45,9 @@ _LEAST_GROWTH, _STEPS = 1 << 20, 1000
 _SMALL_GROWTH = 8 << 20
 """Bytes that growth comes to below which they must be `_GROWN` of the peak as well."""
 _GROWN = 0.01
-_LEAST_OF_GRAPHS = 64 << 10
-"""The same for what only the garbage collector frees, and for graphs: numbers of a few bytes."""
+_LEAST_OF_GRAPHS, _LARGE_PROGRAM = 64 << 10, 64 << 20
+"""The same for what only the garbage collector frees, numbers of a few bytes; and for graphs where
+the peak is so much: in a program that is run small they are what is large otherwise."""
 _OF_RESULTS = frozenset(
     ("bound_cache", "bound_queue", "clear_container", "clone_view", "del_ref", "running_total")
 )
@@ -123,7 +124,7 @@ def _comes_to_nothing(finding: RuleFinding, examination: Examination) -> bool:
         return False
     share = _GROWN * device.peak_allocated
     if fix not in _OF_RESULTS:
-        return is_tiny and finding.bytes < share
+        return is_tiny and device.peak_allocated >= _LARGE_PROGRAM
     total = growth_of(finding, examination)
     return finding.bytes < share and total < max(_LEAST_GROWTH, min(_SMALL_GROWTH, share))
 
