@@ -13,6 +13,7 @@ import numpy as np
 
 from memprof.sources.cuda.avoid_compiler_import import compiler_left_out
 from memprof.sources.cuda.history_calls import HistoryCalls, recording_options
+from memprof.sources.cuda.intern_tables import is_machinery
 from memprof.sources.cuda.memory_history import SHARED
 from memprof.sources.cuda.source_with_owners import OwnedCudaSource
 from memprof.sources.loop.loop_watch import LoopWatch
@@ -212,6 +213,7 @@ class _Tables:
     def __init__(self, interner: Interner) -> None:
         self._interner = interner
         self._frames: list[int] = []
+        self._machinery: set[int] = set()
         self.stacks = np.asarray([EMPTY], dtype=np.int32)
         self.pools = np.asarray([EMPTY], dtype=np.int32)
 
@@ -221,6 +223,8 @@ class _Tables:
         """Take in what is new; frames of memprof are left out of the stacks."""
         for name, filename, line in frames:
             own = is_own(filename)
+            if own or is_machinery(filename):
+                self._machinery.add(len(self._frames))
             self._frames.append(-1 if own else self._interner.frame(name, filename, line))
         new = [self._stack(np.frombuffer(stack, np.int32).tolist()) for stack in stacks]
         self.stacks = np.concatenate([self.stacks, np.asarray(new, dtype=np.int32)])
@@ -229,5 +233,7 @@ class _Tables:
         self.pools = np.asarray([EMPTY, *rows], dtype=np.int32)
 
     def _stack(self, frames: Sequence[int]) -> int:
+        if self._machinery.issuperset(frames):
+            return EMPTY  # of a thread of autograd's
         rows = [self._frames[frame] for frame in frames]
         return self._interner.stack(tuple(row for row in rows if row >= 0)[:DEPTH])

@@ -27,9 +27,17 @@ from memprof.trace import (
     Tables,
 )
 
-__all__ = ["InternedTables", "with_stacks_of"]
+__all__ = ["InternedTables", "is_machinery", "with_stacks_of"]
 
-_MODE = re.compile(r"[/\\]torch[/\\](?:_ops|_compile|_dynamo[/\\]eval_frame)\.py$")
+_MACHINERY = re.compile(
+    r"[/\\]torch[/\\](?:_ops|_compile|_dynamo[/\\]eval_frame|_native[/\\].*)\.py$"
+)
+"""Where torch calls modes, and kernels of its own that are written in Python (from 2.14 on)."""
+
+
+def is_machinery(filename: str) -> bool:
+    """Whether a file's functions run in threads of autograd's too, which have no other frames."""
+    return _MACHINERY.search(filename) is not None
 
 
 class InternedTables:
@@ -41,7 +49,8 @@ class InternedTables:
         """Intern everything that the snapshot's tables hold, but for frames of memprof.
 
         What has no other frame has no stack of the program's: it came from a thread of autograd's.
-        A dispatch mode that is on is called there too, and has torch's frames around it.
+        A dispatch mode that is on is called there too, with torch's frames around it, and so are
+        torch's own kernels that are written in Python.
         ``labels`` are the run's as far as they were looked at before, and grow here.
         """
         self._labels_so_far: list[Label] = [] if labels is None else labels
@@ -49,9 +58,9 @@ class InternedTables:
         stacks = tables.stacks
         if own:
             stacks = tuple(tuple(row for row in stack if row not in own) for stack in stacks)
-        modes = {row for row, frame in enumerate(tables.frames) if _MODE.search(frame.filename)}
-        if modes:
-            stacks = tuple(() if modes.issuperset(stack) else stack for stack in stacks)
+        torchs = {row for row, frame in enumerate(tables.frames) if is_machinery(frame.filename)}
+        if torchs:
+            stacks = tuple(() if torchs.issuperset(stack) else stack for stack in stacks)
         frames = [
             EMPTY if row in own else interner.frame(f.name, f.filename, f.line)
             for row, f in enumerate(tables.frames)

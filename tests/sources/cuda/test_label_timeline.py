@@ -303,22 +303,29 @@ def test_what_has_no_frame_but_memprofs_came_from_a_thread_of_autograds():
         Frame("__call__", "/site-packages/torch/_ops.py", 1),
         Frame("_fn", "/site-packages/torch/_dynamo/eval_frame.py", 2),
         Frame("inner", "/site-packages/torch/_compile.py", 3),
+        Frame("eager_router", "/site-packages/torch/_native/registry.py", 4),
     ]
-    stacks = ((), (2, 0, 3, 4), (0, 1))
+    stacks = ((), (2, 0, 3, 4), (0, 1), (5,))
     tables = Tables(frames=(own, theirs, *around), stacks=stacks, labels=(Label(),))
     remapped = InternedTables(interner, tables)
     marks = LabelTimeline()
     marks.add(0, interner.label(3, Phase.FORWARD, "Net", ""))
     events = Events.build(
-        action=[Action.ALLOC] * 3, time_us=[1, 2, 3], stack=[0, 1, 2], label=[0] * 3, pool=[0] * 3
+        action=[Action.ALLOC] * 4,
+        time_us=[1, 2, 3, 4],
+        stack=[0, 1, 2, 3],
+        label=[0] * 4,
+        pool=[0] * 4,
     )
     passes = BackwardStacks(interner, LoopWatch(interner))
     made = remapped.events(events, marks, 0, passes)
     found = interner.tables()
-    assert [found.stacks[row] for row in made.stack] == [(), (), (0,)]
+    assert [found.stacks[row] for row in made.stack] == [(), (), (0,), ()]
     assert found.frames[0].filename == "train.py"
     backward, forward = Phase.BACKWARD, Phase.FORWARD
-    assert [found.labels[row].phase for row in made.label] == [backward, backward, forward]
+    assert [found.labels[row].phase for row in made.label] == [
+        *(backward, backward, forward, backward)
+    ]
 
 
 @pytest.mark.parametrize(
