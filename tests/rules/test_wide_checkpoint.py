@@ -48,4 +48,5 @@ def test_a_checkpoint_of_each_block_is_what_saves(tmp_path):
     assert first.code == "return checkpoint(self.encoder, x, use_reentrant=False)"
     findings_of(looks_alike, tmp_path / "each.json")
     saved = peak_of(tmp_path / "run.json") - peak_of(tmp_path / "each.json")
-    assert 0.8 * saved <= first.saves_bytes <= saved  # what is told is no more than what is saved
+    # What is told is no more than what is saved, but for what else the process did meanwhile.
+    assert 0.8 * saved <= first.saves_bytes <= 1.02 * saved
