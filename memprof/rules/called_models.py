@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
-import numpy as np
-
 from memprof.rules.case import Case
 from memprof.rules.containers import filled_container
 from memprof.rules.finding import RuleFinding
 from memprof.source_code.uses_of_items import calling_lines
 from memprof.views.examination import Examination
-from memprof.views.window import Bools, Window
+from memprof.views.stacks import made_by_lines
 
-__all__ = ["are_called", "came_by"]
+__all__ = ["are_called"]
 
 _NEARLY_ALL = 0.9
 """Of the bytes, that are parameters and buffers: states of an optimizer nobody needs any more."""
@@ -29,13 +25,7 @@ def are_called(finding: RuleFinding, examination: Examination) -> bool:
     if container is None or not lines:
         return False
     filename, last = container.place.program.filename, finding.last_step
-    return any(came_by(one, filename, lines, one.made_in >= last) for one in device.windows)
-
-
-def came_by(window: Window, filename: str, lines: Collection[int], rows: Bools) -> bool:
-    """Whether some allocations, by a mask of shape ``(lifetimes,)``, came by one of some lines."""
     return any(
-        frame.filename == filename and frame.line in lines
-        for stack in np.unique(window.lives.stack[rows]).tolist()
-        for frame in window.trace.stack(stack)
+        (made_by_lines(window, filename, lines) & (window.made_in >= last)).any()
+        for window in device.windows
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memprof.reference_chain import LinkKind
-from memprof.rules.called_models import are_called, came_by
+from memprof.rules.called_models import are_called
 from memprof.rules.finding import Kind, RuleFinding
 from memprof.rules.load_rules import rule_named
 from memprof.rules.rule import WasteRule
@@ -12,6 +12,7 @@ from memprof.source_code.program import program_of
 from memprof.source_code.uses_of_items import searching_lines
 from memprof.trace import Phase
 from memprof.views.examination import DeviceExamination, Examination
+from memprof.views.stacks import made_by_lines
 
 __all__ = ["growth_of", "is_beside_card", "is_minor", "is_needed"]
 
@@ -170,7 +171,7 @@ def _is_searched_later(finding: RuleFinding, examination: Examination) -> bool:
     if not any((window.phase_of_event == Phase.BACKWARD).any() for window in device.windows):
         return True
     return not any(
-        came_by(window, first.filename, lines, window.made_in < finding.last_step)
+        (made_by_lines(window, first.filename, lines) & (window.made_in < finding.last_step)).any()
         for window in device.windows
     )
 

@@ -13,7 +13,7 @@ from memprof.records import Finding, Holder, Site
 from memprof.rules.between_windows import stackless_group
 from memprof.rules.called_models import are_called
 from memprof.rules.containers import is_kept_short
-from memprof.rules.counted_rise import counted_rise
+from memprof.rules.counted_rise import CountedRise, counted_rise
 from memprof.rules.finding import Kind, RuleFinding
 from memprof.rules.group_by_holder import held_by
 from memprof.rules.growth_findings import few_models, filling
@@ -144,9 +144,9 @@ def _of_device(
         return None
     if _made_larger(examination, findings, since) >= _EXPLAINED * total:
         return None
+    if _is_bounded(run, examination, risen):
+        return None
     searched = _last_search(run, device)
-    if searched is not None and is_kept_short(searched.holders[0]):
-        return None  # it is full once it has so many, though each of them may be joined anew
     site, site_bytes, is_by_size, bare = _makers(examination, total - explained)
     return UnexplainedGrowth(
         device=device.device,
@@ -198,6 +198,20 @@ def _held_likewise(run: Run, examination: DeviceExamination, growth: Sequence[Ru
     lives = lives_seen.lives
     rows = np.flatnonzero(np.isin(lives.stack, stacks) & (lives.allocated_in >= 0))
     return int(lives.size[rows[lives_seen.outlast(rows)]].sum())
+
+
+def _is_bounded(run: Run, examination: DeviceExamination, risen: CountedRise) -> bool:
+    """Whether containers with a bound hold what was recorded of a rise, or half of it.
+
+    They are full once they have so many, though each item may be joined anew and become larger.
+    """
+    holders_of = held_by(run.findings, examination.name)
+    bounded = [stack for stack, own in holders_of.items() if own and is_kept_short(own[0])]
+    recorded = survival(examination)
+    rows = np.flatnonzero(np.isin(recorded.lives.stack, bounded))
+    held = int(recorded.lives.size[rows[recorded.outlast(rows)]].sum())
+    in_windows = max(risen.within(recorded.steps), risen.per_step * len(recorded))
+    return held > 0 and held >= _EXPLAINED * in_windows
 
 
 def _accumulated(

@@ -17,8 +17,8 @@ _JOINS = ("cat", "concat", "concatenate", "hstack", "stack", "vstack")
 def is_joined_afterwards(place: Place) -> bool:
     """Whether the list that a statement fills is made and joined around the statement's loops.
 
-    ``parts = []; for …: parts.append(x); return torch.cat(parts)``, in one function. None where it
-    is joined only if a parameter asks for that, as nobody in the file does.
+    ``parts = []; for …: parts.append(x); return torch.cat(parts)``, in one function. Not where
+    it is joined only if a parameter asks for that, as nobody in the file does.
     """
     filling, function = growing(place), place.function
     if filling is None or function is None or not filling.container.isidentifier():

@@ -10,7 +10,7 @@ from memprof.source_code.program import FUNCTIONS, Place, called_name, place_of
 from memprof.source_code.scopes import qualified_name
 from memprof.trace import Frame
 
-__all__ = ["has_no_gradients", "under_autocast", "without_gradients"]
+__all__ = ["is_under_no_grad", "under_autocast", "without_gradients"]
 
 _OFF = frozenset(("no_grad", "inference_mode"))
 _ON = "enable_grad"
@@ -39,7 +39,7 @@ def without_gradients(stack: Sequence[Frame]) -> bool:
     return False
 
 
-def has_no_gradients(place: Place) -> bool:
+def is_under_no_grad(place: Place) -> bool:
     """Whether the innermost switch around a statement, in its own function, turns gradients off."""
     return _switch(place, _grad_mode) is False
 

@@ -11,6 +11,8 @@ from memprof.source_code.program import Place, called_name, calls_in, root_name
 __all__ = ["calling_lines", "searching_lines"]
 
 _PRODUCTS = ("bmm", "cdist", "cosine_similarity", "einsum", "matmul", "mm")
+_CHOOSING = ("choice", "choices", "islice", "nlargest", "nsmallest", "sample")
+"""Functions that give some of a container's items."""
 
 _Uses = Callable[[ast.AST, set[str]], Iterator[ast.AST]]
 """The nodes in a loop's body that use one of its variables."""
@@ -40,7 +42,7 @@ def _lines_of_loops(place: Place, uses: _Uses) -> frozenset[int]:
         line
         for scope, name in _scopes_of(place, filling.container)
         for targets, iterated, body in _loops(scope)
-        if any(ast.unparse(node) == name for node in ast.walk(iterated))
+        if _goes_through(iterated, name)
         for part in body
         for use in uses(part, {n.id for n in ast.walk(targets) if isinstance(n, ast.Name)})
         for line in _lines(use)
@@ -60,6 +62,19 @@ def _scopes_of(place: Place, name: str) -> Iterator[tuple[ast.AST, str]]:
                 parameters = [one.arg for one in function.args.args if one.arg != "self"]
                 if at < len(parameters):
                     yield function, parameters[at]
+
+
+def _goes_through(iterated: ast.expr, name: str) -> bool:
+    """Whether a loop goes through all of a container: itself, ``zip(xs, ys)``, ``xs.values()``.
+
+    None of ``xs[-3:]`` and ``random.sample(xs, 2)``: the others may be needed by nobody.
+    """
+    parts = list(ast.walk(iterated))
+    taken = (one.value for one in parts if isinstance(one, ast.Subscript))
+    is_part = any(ast.unparse(one) == name for one in taken)
+    if is_part or any(called_name(one) in _CHOOSING for one in parts):
+        return False
+    return any(ast.unparse(one) == name for one in parts)
 
 
 def _is_name(node: ast.expr, name: str) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 
 from memprof.trace import Frame
 from memprof.views.window import Bools, Window
 
-__all__ = ["made_through"]
+__all__ = ["made_by_lines", "made_through"]
 
 
 def made_through(window: Window, is_meant: Callable[[Frame], bool]) -> Bools:
@@ -18,3 +18,8 @@ def made_through(window: Window, is_meant: Callable[[Frame], bool]) -> Bools:
     stacks = np.array([any(is_match[at] for at in stack) for stack in window.trace.tables.stacks])
     through: Bools = stacks[window.lives.stack]
     return through
+
+
+def made_by_lines(window: Window, filename: str, lines: Collection[int]) -> Bools:
+    """The same of frames at some lines of a file: there, or in a function called there."""
+    return made_through(window, lambda frame: frame.filename == filename and frame.line in lines)

@@ -28,6 +28,32 @@ def answer(server, request):
 """
 
 
+def counted(levels):
+    """The bytes after each step, of which the first few were recorded."""
+    numbers = list(range(COUNTED))
+    return StepColumns(
+        first=numbers,
+        last=numbers,
+        allocated=[levels(step) for step in numbers],
+        window=[0 if step < RECORDED else -1 for step in numbers],
+    )
+
+
+def now_and_then(tmp_path, text, line, searches):
+    """A job that keeps a MiB of a line of its source after each of many steps, and who has it."""
+    source = tmp_path / "train.py"
+    source.write_text(text)
+    os.utime(source, (1, 1))
+    trace = TraceBuilder(device="cpu")
+    for step in range(RECORDED):
+        trace.label(step=step)
+        trace.alloc(512, f"work{step}").free(f"work{step}")
+        if not step % PER_SESSION:
+            trace.alloc(MIB, f"kept{step}", stack=(Frame("main", str(source), line),))
+    recording = Recording((trace,), counted(rising), tuple(searches(source)))
+    return load(recording.write(tmp_path / "run.json"))
+
+
 @pytest.fixture
 def findings_in(tmp_path):
     """What is found of a server of which three sessions were recorded, and thirty counted."""
@@ -45,18 +71,11 @@ def findings_in(tmp_path):
                 trace.alloc(MIB, f"cache{step}", stack=stack).free(f"cache{step - 1}")
             else:
                 trace.alloc(MIB, f"cache{step}", stack=stack)
-        numbers = list(range(COUNTED))
-        columns = StepColumns(
-            first=numbers,
-            last=numbers,
-            allocated=[levels(step) for step in numbers],
-            window=[0 if step < RECORDED else -1 for step in numbers],
-        )
         more = tuple(
             Finding("holders", device="cpu", step=7 * at, stack=1, holders=[held(source, length)])
             for at, length in enumerate(lengths, 1)
         )
-        run = load(Recording((trace,), columns, more).write(tmp_path / "run.json"))
+        run = load(Recording((trace,), counted(levels), more).write(tmp_path / "run.json"))
         return [one for one in findings(run) if one.bytes_per_step]
 
     return of
@@ -123,36 +142,18 @@ def graph_of(source, *more):
 @pytest.mark.parametrize(("nodes_per_step", "times"), [(16.0, 1), (0.0, 0)])
 def test_a_graph_that_looks_saw_become_longer_has_it_too(nodes_per_step, times, tmp_path):
     """It takes up activations only after each rollout: thrice while it was recorded."""
-    source = tmp_path / "train.py"
-    source.write_text(FILTER)
-    os.utime(source, (1, 1))
-    stack = (Frame("main", str(source), 3),)
-    trace = TraceBuilder(device="cpu")
-    for step in range(RECORDED):
-        trace.label(step=step)
-        trace.alloc(512, f"work{step}").free(f"work{step}")
-        if not step % PER_SESSION:
-            trace.alloc(MIB, f"saved{step}", stack=stack)
-    numbers = list(range(COUNTED))
-    columns = StepColumns(
-        first=numbers,
-        last=numbers,
-        allocated=[rising(step) for step in numbers],
-        window=[0 if step < RECORDED else -1 for step in numbers],
-    )
     node = Link(LinkKind.AUTOGRAD_NODE, nodes=(("AddBackward0", 9), ("PowBackward0", 1)))
     saved = Link(LinkKind.SAVED_TENSOR, "self", "PowBackward0")
-    searches = (
-        Finding("holders", device="cpu", step=21, stack=1, holders=[graph_of(source, node, saved)]),
-        Finding(
-            "host_growth",
-            device="host",
-            step=21,
-            holders=[graph_of(source)],
-            details={"nodes_per_step": nodes_per_step},
-        ),
-    )
-    run = load(Recording((trace,), columns, searches).write(tmp_path / "run.json"))
+
+    def searches(source):
+        held_by = [graph_of(source, node, saved)]
+        rate = {"nodes_per_step": nodes_per_step}
+        yield Finding("holders", device="cpu", step=21, stack=1, holders=held_by)
+        yield Finding(
+            "host_growth", device="host", step=21, holders=[graph_of(source)], details=rate
+        )
+
+    run = now_and_then(tmp_path, FILTER, 3, searches)
     found = [one for one in findings(run) if one.bytes_per_step]
     assert [one.bytes for one in found] == [3 * MIB] * times
     assert [one.remedies[0].fix for one in found] == ["detach"] * times
@@ -178,27 +179,13 @@ def main(model):
 @pytest.mark.parametrize(("lengths", "times"), [((2, 27), 1), ((27, 27), 0)])
 def test_looks_at_other_tensors_of_one_list_tell_that_it_grows(lengths, times, tmp_path):
     """The later one looked for what had been made where nothing is recorded."""
-    source = tmp_path / "train.py"
-    source.write_text(EPOCHS)
-    os.utime(source, (1, 1))
-    trace = TraceBuilder(device="cpu")
-    for step in range(RECORDED):
-        trace.label(step=step)
-        trace.alloc(512, f"work{step}").free(f"work{step}")
-        if not step % PER_SESSION:
-            trace.alloc(MIB, f"copy{step}", stack=(Frame("main", str(source), 4),))
-    numbers = list(range(COUNTED))
-    columns = StepColumns(
-        first=numbers,
-        last=numbers,
-        allocated=[rising(step) for step in numbers],
-        window=[0 if step < RECORDED else -1 for step in numbers],
-    )
-    searches = tuple(
-        Finding("holders", device="cpu", step=step, stack=stack, holders=[best(source, length)])
-        for step, stack, length in zip((21, 280), (1, 0), lengths, strict=True)
-    )
-    run = load(Recording((trace,), columns, searches).write(tmp_path / "run.json"))
+
+    def searches(source):
+        for step, stack, length in zip((21, 280), (1, 0), lengths, strict=True):
+            found = [best(source, length)]
+            yield Finding("holders", device="cpu", step=step, stack=stack, holders=found)
+
+    run = now_and_then(tmp_path, EPOCHS, 4, searches)
     found = [one for one in findings(run) if one.bytes_per_step]
     assert [one.remedies[0].code for one in found] == ["weights.append(copy(model))"] * times
     assert all("list `weights` (27 items)" in one.title for one in found)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
-from tests.rules.recorded import findings_of, names
+from tests.rules.recorded import findings_of, names, peak_of
 
 WIDTH, BATCH = 256, 32
 
@@ -137,3 +138,36 @@ def test_what_is_set_of_a_variable_is_that_of_its_class(tmp_path):
 
 def test_parameters_are_frozen_by_it(tmp_path):
     assert "frozen-by-attribute" not in names(looks_alike, tmp_path / "run.json")
+
+
+class Meant(nn.Module):
+    """`Probe` with the method that its author meant."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = layers()
+        self.body.requires_grad_(False)
+        self.head = nn.Linear(WIDTH, 4)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+def at_once(net):
+    """All parameters are updated at once, with temporaries of the size of all that are trained."""
+    optimizer = torch.optim.Adam(net.parameters(), foreach=True)
+
+    def step(number):
+        net(torch.randn(2, WIDTH)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def test_what_the_optimizer_computes_on_the_way_is_saved_as_well(tmp_path):
+    found = findings_of(lambda: at_once(Probe()), tmp_path / "run.json")
+    (one,) = [one for one in found if one.rule == "frozen-by-attribute"]
+    findings_of(lambda: at_once(Meant()), tmp_path / "meant.json")
+    saved = peak_of(tmp_path / "run.json") - peak_of(tmp_path / "meant.json")
+    assert one.remedies[0].saves_bytes == pytest.approx(saved, rel=0.02)

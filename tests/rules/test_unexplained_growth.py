@@ -125,8 +125,12 @@ def test_who_had_what_grew_when_the_job_was_searched_last_is_told(tmp_path):
     assert told.way_on.endswith("had what grew: look there first")
 
 
-@pytest.mark.parametrize(("limit", "is_told"), [(16, False), (-1, True)])
-def test_what_a_container_with_a_bound_had_is_explained(limit, is_told, tmp_path):
+@pytest.mark.parametrize(
+    ("limit", "stack", "is_told"),
+    [(16, 1, False), (-1, 1, True), (16, 2, True)],
+    ids=["has it", "has no bound", "has something else"],
+)
+def test_what_a_container_with_a_bound_has_is_explained(limit, stack, is_told, tmp_path):
     """Conversations are so many and no more; the cache of each is joined anew with every turn."""
     run = load(recording(tmp_path, growing))
     link = Link(LinkKind.ITEM, "'b'", "LRUCache", length=9, limit=limit)
@@ -134,6 +138,7 @@ def test_what_a_container_with_a_bound_had_is_explained(limit, is_told, tmp_path
         finding="holders",
         device="cpu",
         step=11,
+        stack=stack,
         holders=[Holder(links=[Link(LinkKind.LOCAL, "sessions", "reply"), link])],
         details={"reason": "growth"},
     )

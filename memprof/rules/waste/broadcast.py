@@ -31,10 +31,10 @@ _ELEMENTWISE = frozenset(
 """Functions of torch that broadcast."""
 _COMPARING = ("eq", "isclose", "ne")
 _HALF = 2
-_OF_HALF = frozenset(
-    ("autocast", "bf16", "bfloat16", "float16", "fp16", "half", "mixed_precision", "precision")
-)
-"""Names of torch and of frameworks by which a program asks for values of two bytes."""
+_OF_HALF = frozenset(("autocast", "bfloat16", "float16", "half"))
+"""Names of torch by which a program asks for values of two bytes; and …"""
+_ASKING_FOR_HALF = frozenset(("bf16", "fp16", "mixed_precision", "precision"))
+"""… arguments of frameworks."""
 _PRODUCTS = ("matmul", "bmm", "baddbmm", "mm", "einsum")
 """Functions of torch that make a table of n × n because that is what they are for."""
 _OF_PAIRS = ("cartesian_prod", "cdist", "cos_sim", "dot_score", "kron", "meshgrid", "outer")
@@ -124,7 +124,7 @@ def _may_have(place: Place, window: Window, width: int) -> bool:
     return width != _HALF or any(
         (isinstance(node, ast.Attribute) and node.attr in _OF_HALF)
         or (isinstance(node, ast.Name) and node.id in _OF_HALF)
-        or (isinstance(node, ast.keyword) and node.arg in _OF_HALF)
+        or (isinstance(node, ast.keyword) and node.arg in _ASKING_FOR_HALF)
         for program in window.programs
         for node in program.nodes
     )

@@ -16,7 +16,8 @@ from memprof.source_code.scopes import reads_of
 from memprof.source_code.values import values_of
 from memprof.trace import Phase
 from memprof.units import format_bytes
-from memprof.views.window import Bools, Ints, Window
+from memprof.views.stacks import made_by_lines
+from memprof.views.window import Bools, Window
 
 __all__ = ["RULE"]
 
@@ -153,11 +154,11 @@ def _bytes_of_source(window: Window, row: int, place: Place, source: ast.expr) -
     if len(values) != 1 or values[0] is None:
         return 0
     span = range(values[0].lineno, (values[0].end_lineno or values[0].lineno) + 1)
-    came_by = _came_by(window, np.flatnonzero(there), place.program.filename, span)
-    if not len(came_by):
+    made = np.flatnonzero(there & made_by_lines(window, place.program.filename, span))
+    if not len(made):
         return 0
     # The last is what the name stands for: a product may have taken a workspace there as well.
-    return int(lives.requested[came_by[lives.alloc[came_by].argmax()]])
+    return int(lives.requested[made[lives.alloc[made].argmax()]])
 
 
 def _bytes_of_products(window: Window, row: int, lines: tuple[int, ...]) -> int:
@@ -168,16 +169,6 @@ def _bytes_of_products(window: Window, row: int, lines: tuple[int, ...]) -> int:
     later &= (window.made_in == window.made_in[row]) & _made_at(window, filename, lines)
     later &= lives.requested != lives.requested[row]  # copies once more, of the same line
     return int(lives.requested[later].max(initial=0))
-
-
-def _came_by(window: Window, rows: Ints, filename: str, lines: range) -> Ints:
-    """Those of some lifetimes that began on such a line, or in a function called there."""
-    stacks = [
-        stack
-        for stack in np.unique(window.lives.stack[rows]).tolist()
-        if any(f.filename == filename and f.line in lines for f in window.trace.stack(stack))
-    ]
-    return rows[np.isin(window.lives.stack[rows], stacks)]
 
 
 def _made_at(window: Window, filename: str, lines: range | tuple[int, ...]) -> Bools:

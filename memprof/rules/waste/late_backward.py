@@ -20,7 +20,7 @@ from memprof.source_code.program import (
     root_name,
 )
 from memprof.source_code.scopes import parameters, syntax_of
-from memprof.source_code.torch_modes import has_no_gradients
+from memprof.source_code.torch_modes import is_under_no_grad
 from memprof.units import format_bytes
 from memprof.views.window import Window
 
@@ -105,7 +105,7 @@ def _sum_of_losses(place: Place, programs: Sequence[Program]) -> Place | None:
     names_in_backward |= _flows_into_backward_now_and_then(loop, learning)
     for statement, name in sums:
         added_at = place.program.place(statement) if name in names_in_backward else None
-        if added_at is not None and not has_no_gradients(added_at):
+        if added_at is not None and not is_under_no_grad(added_at):
             return added_at
     return None
 

@@ -53,6 +53,7 @@ class BackwardStacks:
         self._under_way: dict[int, list[_Pass]] = {}
         """Of each thread the passes that it waits for, the innermost last."""
         self._over: list[_Pass] = []
+        """By their ends, as far as threads do not overtake one another."""
 
     def start(self) -> None:
         """Follow every backward pass that Python asks for from now on."""
@@ -73,8 +74,11 @@ class BackwardStacks:
             hooks.close()
 
     def forget_before(self, time_us: int) -> None:
-        """Drop passes that were over by then."""
-        self._over = [one for one in self._over if one.ended_us >= time_us]
+        """Drop passes that were over by then; other threads may add some meanwhile."""
+        over = [*self._over]
+        del self._over[
+            : next((n for n, one in enumerate(over) if one.ended_us >= time_us), len(over))
+        ]
 
     def fill(self, stack: Column, time_us: Column, in_pass: Column) -> Column:
         """The rows of stacks, with those of the pass where there is none: shapes ``(n,)`` all.
