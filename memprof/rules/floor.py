@@ -14,7 +14,7 @@ from memprof.trace import Phase
 from memprof.views.examination import DeviceExamination, Examination
 from memprof.views.stacks import made_by_lines
 
-__all__ = ["growth_of", "is_beside_card", "is_minor", "is_needed"]
+__all__ = ["growth_of", "is_beside_card", "is_minor", "is_needed", "is_tiny"]
 
 _LEAST_SHARE = 0.1
 """Of the peak over all, off which a change takes it: for less nobody changes a program."""
@@ -46,9 +46,8 @@ _LEAST_GROWTH, _STEPS = 1 << 20, 1000
 _SMALL_GROWTH = 8 << 20
 """Bytes that growth comes to below which they must be `_GROWN` of the peak as well."""
 _GROWN = 0.01
-_LEAST_OF_GRAPHS, _LARGE_PROGRAM = 64 << 10, 64 << 20
-"""The same for what only the garbage collector frees, numbers of a few bytes; and for graphs where
-the peak is so much: in a program that is run small they are what is large otherwise."""
+_TINY = 64 << 10
+"""Bytes over as many steps, below which it is nearly nothing: numbers of a few bytes."""
 _OF_RESULTS = frozenset(
     ("bound_cache", "bound_queue", "clear_container", "clone_view", "del_ref", "running_total")
 )
@@ -113,21 +112,23 @@ def is_needed(finding: RuleFinding) -> bool:
 def _comes_to_nothing(finding: RuleFinding, examination: Examination) -> bool:
     """Whether what grows stays small in any run of such a length.
 
-    Only results that are kept, as a history of small tensors is, and what is nearly nothing: a
-    graph or a hook is a mistake however small it is otherwise.
+    Only results that are kept, as a history of small tensors is, and cycles of nearly nothing: a
+    graph or a hook is a mistake however small.
     """
     fix = finding.remedies[0].fix if finding.remedies else ""
-    is_tiny = max(finding.bytes, finding.bytes_per_step * _STEPS) < _LEAST_OF_GRAPHS
     if finding.kind is Kind.CYCLE:
-        return is_tiny
+        return is_tiny(finding)
     device = next((one for one in examination.devices if one.name == finding.device), None)
-    if device is None:
+    if device is None or fix not in _OF_RESULTS:
         return False
     share = _GROWN * device.peak_allocated
-    if fix not in _OF_RESULTS:
-        return is_tiny and device.peak_allocated >= _LARGE_PROGRAM
     total = growth_of(finding, examination)
     return finding.bytes < share and total < max(_LEAST_GROWTH, min(_SMALL_GROWTH, share))
+
+
+def is_tiny(finding: RuleFinding) -> bool:
+    """Whether growth comes to nearly nothing; who holds it may hold more that is told apart."""
+    return max(finding.bytes, finding.bytes_per_step * _STEPS) < _TINY
 
 
 def growth_of(finding: RuleFinding, examination: Examination) -> float:

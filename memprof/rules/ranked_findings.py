@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memprof.rules.finding import Kind, RuleFinding
-from memprof.rules.floor import growth_of, is_beside_card, is_minor
+from memprof.rules.floor import growth_of, is_beside_card, is_minor, is_tiny
 from memprof.rules.growth_findings import leaks
 from memprof.rules.load_rules import rule_named
 from memprof.rules.remedies import with_remedies
@@ -47,6 +47,12 @@ def findings(run: Run, examination: Examination | None = None) -> tuple[RuleFind
         with_remedies(one, examination) for one in _until_full(without_repeats(candidates), run)
     ]
     marked = [replace(one, minor=is_minor(one, examination)) for one in with_fixes]
+    if any(one.kind is Kind.LEAK and not one.minor and not is_tiny(one) for one in marked):
+        # Beside what is a leak, a few bytes are what it has around it, or nothing.
+        marked = [
+            replace(one, minor=one.minor or (one.kind is Kind.LEAK and is_tiny(one)))
+            for one in marked
+        ]
     wastes = [one for one in marked if one.kind is Kind.WASTE and not one.minor]
 
     def place(one: RuleFinding) -> tuple[bool, bool, bool]:

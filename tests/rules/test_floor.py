@@ -279,3 +279,26 @@ def test_a_few_mib_of_the_host_are_no_headline_beside_a_card(mib, card, minor, t
     match = Match(row=0, rows=np.array([0]), nbytes=nbytes, saving=None)
     waste = RuleFinding(Kind.WASTE, "cpu", Site(), "wait", bytes=nbytes, match=match)
     assert is_minor(waste, examine(run)) is minor
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_few_bytes_with_a_graph_are_a_headline_where_nothing_more_leaks(beside, tmp_path):
+    """An exception that is kept may have a number seen of it, and hundreds of MiB that were not."""
+
+    def program():
+        base, net = torch.zeros(16 << 20), nn.Linear(2, 2)
+        losses, results = [], []
+
+        def step(number):
+            losses.append(net(torch.ones(1, 2)).square().mean())
+            if beside:
+                results.append(torch.zeros(64 << 10))
+            return base
+
+        return step
+
+    found = findings_of(program, tmp_path / "run.json", steps=30)
+    growing = [one for one in found if one.bytes_per_step]
+    (headline,) = [one for one in growing if not one.minor]
+    assert (headline.bytes_per_step == 256 << 10) is beside
+    assert len(growing) == 1 + beside
