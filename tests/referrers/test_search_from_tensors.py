@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import weakref
 
 import pytest
@@ -14,6 +15,7 @@ from memprof.referrers.find_holders import find_holders  # noqa: E402
 from memprof.referrers.gc_objects import live_tensors, objects_at  # noqa: E402
 from memprof.referrers.search_from_roots import quiet  # noqa: E402
 from memprof.referrers.search_from_tensors import UpwardSearch  # noqa: E402
+from tests import forks  # noqa: E402
 
 KEPT: list[torch.Tensor] = []
 CACHE: dict[str, dict[int, torch.Tensor]] = {"step": {}}
@@ -84,9 +86,21 @@ def test_an_iterator_that_a_loop_goes_through_holds_what_it_keeps(limit_s):
             return
 
 
-@pytest.mark.whole_heap
-@pytest.mark.parametrize("limit_s", [0.0, 60.0])
-def test_what_a_graph_saved_is_held_by_who_has_its_end(limit_s):
+def in_a_process_of_its_own(function, *arguments):
+    """What a function of this module returns, where no test has left graphs that only C++ holds.
+
+    Only so many nodes are looked at while they live, and which tests share a process changes.
+    """
+    name = function.__name__
+    done = forks.run(
+        f"import json\nfrom {__name__} import {name}\nprint(json.dumps({name}(*{arguments!r})))"
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def holders_of_what_graphs_saved(limit_s):
+    """Of three states in a graph whose end is kept: by the search upwards, and by the whole one."""
     weight, state = torch.ones(3, 3, requires_grad=True), torch.ones(3)
     keys = []
     for _ in range(3):
@@ -94,14 +108,17 @@ def test_what_a_graph_saved_is_held_by_who_has_its_end(limit_s):
         keys.append(state.untyped_storage()._cdata)
     KEPT.append(state.sum())
     del state
-    try:
-        found, _ = climbed(keys, limit_s)
-        whole = find_holders(keys, budget_s=60)
-        assert [one[0] for one in found] == [one[0].description for one in whole]
-        assert found[0][0].startswith("saved tensor `")
-        assert found[0][0].endswith("kept by list `KEPT` (1 items), global `KEPT` of " + __name__)
-    finally:
-        KEPT.clear()
+    climb, _ = climbed(keys, limit_s)
+    whole = find_holders(keys, budget_s=60)
+    return [one[0] for one in climb], [one[0].description for one in whole]
+
+
+@pytest.mark.parametrize("limit_s", [0.0, 60.0])
+def test_what_a_graph_saved_is_held_by_who_has_its_end(limit_s):
+    climb, whole = in_a_process_of_its_own(holders_of_what_graphs_saved, limit_s)
+    assert climb == whole
+    assert climb[0].startswith("saved tensor `")
+    assert climb[0].endswith("kept by list `KEPT` (1 items), global `KEPT` of " + __name__)
 
 
 def test_between_two_passes_nothing_is_kept():
@@ -161,8 +178,8 @@ def test_objects_are_looked_up_by_address_if_they_are_there_still():
     assert all(id(one) in addresses for one in found)
 
 
-@pytest.mark.whole_heap
-def test_a_graph_that_was_freed_meanwhile_holds_nothing():
+def search_in_a_graph_that_is_freed():
+    """Whether a search was over before the graph was freed, and whether it names a holder."""
     hidden = (torch.ones(4, requires_grad=True) * 2).sigmoid()
     key = hidden.untyped_storage()._cdata
     KEPT.append(hidden.sum())
@@ -170,15 +187,20 @@ def test_a_graph_that_was_freed_meanwhile_holds_nothing():
     climb = UpwardSearch([key])
     with quiet():
         climb.proceed(0.0)
-        assert not climb.is_over
+        was_over = climb.is_over
         KEPT[0].backward()
         while not climb.is_over:
             climb.proceed(0.0)
-    assert not any(one.is_named for one in climb.searched[key])
+    return was_over, any(one.is_named for one in climb.searched[key])
 
 
-@pytest.mark.whole_heap
-def test_the_end_of_a_long_chain_is_come_upon_in_a_few_passes():
+def test_a_graph_that_was_freed_meanwhile_holds_nothing():
+    was_over, is_named = in_a_process_of_its_own(search_in_a_graph_that_is_freed)
+    assert (was_over, is_named) == (False, False)
+
+
+def holder_at_the_end_of_a_long_chain():
+    """Of the first of 300 states in a graph whose end is kept, and how often the search went on."""
     state = torch.ones(3, requires_grad=True)
     keys = []
     for _ in range(300):
@@ -187,6 +209,11 @@ def test_the_end_of_a_long_chain_is_come_upon_in_a_few_passes():
     KEPT.append(state.sum())
     del state
     ((first, *_),), times = climbed(keys[:1], 0.0)
+    return first, times
+
+
+def test_the_end_of_a_long_chain_is_come_upon_in_a_few_passes():
+    first, times = in_a_process_of_its_own(holder_at_the_end_of_a_long_chain)
     assert first.endswith("global `KEPT` of " + __name__)
     assert times <= 8
 
