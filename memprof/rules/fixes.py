@@ -53,6 +53,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "per_sample_jacobian": "Compute the Jacobian of each sample by itself: `vmap(jacrev(f))`.",
         "profiler_schedule": "Give torch's profiler a schedule, so that it records a few steps.",
         "store_once": "Store what two entries share once, and read it by its place.",
+        "cached_parametrization": "Compute parametrized weights once: `parametrize.cached()`.",
         "keep_bytes": "Keep bytes as `torch.uint8`, and divide a batch when it is used.",
         "thin_factors": "Ask a decomposition for thin factors: `full_matrices=False`.",
         "mixed_precision": "Compute activations in bfloat16 under autocast.",

@@ -31,6 +31,7 @@ from memprof.rules.group_by_holder import (
     held_by,
 )
 from memprof.rules.growing_groups import GrowingGroup, growing_groups
+from memprof.rules.made_of_bounded import container_name, is_made_of
 from memprof.rules.other_names import by_containers
 from memprof.rules.same_holder import holder_key
 from memprof.rules.small_views import SMALL_PART, alike, share_shown
@@ -119,7 +120,11 @@ def _candidates(run: Run, examination: DeviceExamination) -> list[_Leak]:
     together = clusters(groups, holders, call_of)
     for cluster in together:
         cluster.holders.sort(key=partial(is_cycle_around_bounded, others=[*cluster.holders]))
-    return [_Leak(device, lives, cluster, run.guessed) for cluster in together]
+    grown = [_Leak(device, lives, cluster, run.guessed) for cluster in together]
+    bounded = {container_name(one.holder) for one in grown if one.holder and one.fills_a_container}
+    for one in grown:
+        one.is_made_of_bounded = one.is_made_anew_of(bounded - {""})
+    return grown
 
 
 def _outside_of_modules(stack: tuple[Frame, ...]) -> tuple[Frame, ...]:
@@ -178,6 +183,13 @@ class _Leak:
     survival: Survival
     cluster: Cluster
     guessed: GuessedSteps | None
+    is_made_of_bounded: bool = False
+    """It is made anew of what has a bound, and is as large as that is long."""
+
+    @property
+    def holder(self) -> Holder | None:
+        """The one that says most; None where none is known."""
+        return next(iter(self.cluster.holders), None)
 
     @property
     def confidence(self) -> float:
@@ -190,7 +202,7 @@ class _Leak:
     @property
     def fills_a_container(self) -> bool:
         """Whether what holds it can hold so much and no more, and keeps nothing besides."""
-        if self._is_being_made():
+        if self._is_being_made() or self.is_made_of_bounded:
             return True
         return self._is_bounded() and not (
             self._is_of_graphs() or self._is_of_small_views() or self._is_of_keys()
@@ -205,6 +217,11 @@ class _Leak:
             return False
         stack = self.survival.tables.stack(self.cluster.groups[0].stack)
         return any(map(_is_in_comprehension, stack))
+
+    def is_made_anew_of(self, containers: set[str]) -> bool:
+        """Whether it is replaced by a larger one each time, made of containers of these names."""
+        stacks = [self.survival.tables.stack(group.stack) for group in self.cluster.groups]
+        return self._is_replaced() and is_made_of(stacks, self.cluster.holders, containers)
 
     def _is_bounded(self) -> bool:
         """Whether there can be so many and no more; an item may become larger."""
