@@ -160,8 +160,7 @@ def graph_for_nothing(window: Window, modules: set[int], training_modules: set[i
     around = common_module([paths[m] for m in modules])
     inside = {at for at, path in enumerate(paths) if f"{path}.".startswith(f"{around}.")}
     near = modules if not around or inside & training_modules else inside
-    freed_by = np.append(window.phase_of_event, Phase.UNKNOWN)[window.lives.free]
-    graph = (window.category == Category.ACTIVATION) & (freed_by == Phase.BACKWARD)
+    graph = (window.category == Category.ACTIVATION) & (window.freed_by == Phase.BACKWARD)
     rows = np.flatnonzero(graph & np.isin(window.module, list(near)) & (window.made_in >= 0))
     first = _first_of(window, {paths[m] for m in training_modules if m})
     begins = np.array([first.get(int(step), -1) for step in window.made_in[rows]], dtype=np.int64)
@@ -340,8 +339,7 @@ def _graph_begins(window: Window) -> dict[int, int]:
     nothing that forward passes of the step made before is left.
     """
     lives = window.lives
-    freed_by = np.append(window.phase_of_event, Phase.UNKNOWN)[lives.free]
-    graph = (window.category == Category.ACTIVATION) & (freed_by == Phase.BACKWARD)
+    graph = (window.category == Category.ACTIVATION) & (window.freed_by == Phase.BACKWARD)
     forward = np.flatnonzero((window.phase == Phase.FORWARD) & (window.made_in >= 0))
     forward = forward[np.argsort(lives.alloc[forward], kind="stable")]
     begins: dict[int, int] = {}

@@ -15,6 +15,8 @@ _MESSAGE = "message"
 _ENDS = ("_i", "_j")
 """What ends the name of a parameter that is given features of nodes, one row for each edge."""
 _LINEAR = "Linear"
+_PARAMETER = "Parameter"
+_MULTIPLYING = ("matmul", "mm", "mv", "linear")
 _JOINING = ("cat", "concat", "concatenate")
 _SELECTING = "index_select"
 
@@ -33,6 +35,8 @@ class LinearOfEdges:
     """How many tensors are joined to what it is given."""
     reads_parts: bool = False
     """Something else reads what is joined as well."""
+    is_product: bool = False
+    """It is no layer, but a parameter that a statement multiplies by."""
 
 
 def linear_of_edges(place: Place) -> LinearOfEdges | None:
@@ -60,7 +64,11 @@ def linear_of_edges(place: Place) -> LinearOfEdges | None:
             if not name.endswith(_ENDS) or name[:-2] not in gathered or len(reads) != 1:
                 continue
             at = place.program.place(calls[0]) if len(calls) == 1 else None
-            if at is not None and len(calls[0].args) == 1 and _is_linear(class_, calls[0].func):
+            if (
+                at is not None
+                and len(calls[0].args) == 1
+                and _is_bound_to(class_, calls[0].func, _LINEAR)
+            ):
                 return LinearOfEdges(ast.unparse(calls[0].func), name[:-2], at)
     return None
 
@@ -69,21 +77,45 @@ def linear_of_gathered(place: Place) -> LinearOfEdges | None:
     """``self.lin(x[src])`` or ``self.lin(torch.cat([x[src], x[dst]], -1))``, as a statement has it.
 
     Or as one gathers, or joins, what a variable then hands to the layer. In a `message` ``x_j`` is
-    gathered. None where anything else reads what the layer is given.
+    gathered. ``torch.cat([x[src], x[dst]], -1) @ self.att`` is linear, too. None where anything
+    else reads what the layer is given.
     """
-    for call in calls_in(place.function) if place.function is not None else ():
-        if len(call.args) != 1 or call.keywords or not _is_linear(place.class_, call.func):
+    for node in ast.walk(place.function) if place.function is not None else ():
+        mapped = _linear_map(place.class_, node)
+        at = place.program.place(node) if mapped is not None else None
+        if mapped is None or at is None:
             continue
-        at = place.program.place(call)
-        of_layer = _Given(place)
-        if at is not None and of_layer.follow(call.args[0]) and of_layer.gathered:
-            statements = [at.statement, *of_layer.statements]
-            if place.statement in statements:
-                features = ast.unparse(of_layer.gathered[0])
-                return LinearOfEdges(
-                    ast.unparse(call.func), features, at, of_layer.parts, of_layer.is_shared
-                )
+        (by, given), of_layer = mapped, _Given(place)
+        if not of_layer.follow(given) or not of_layer.gathered:
+            continue
+        makes_it = [] if isinstance(given, ast.Name) else [at.statement]
+        if place.statement in [*makes_it, *of_layer.statements]:
+            return LinearOfEdges(
+                ast.unparse(by),
+                ast.unparse(of_layer.gathered[0]),
+                at,
+                of_layer.parts,
+                of_layer.is_shared,
+                is_product=not (isinstance(node, ast.Call) and node.func is by),
+            )
     return None
+
+
+def _linear_map(class_: ast.ClassDef | None, node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
+    """The layer or parameter of an expression that maps rows one by one, and what it is given."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+        given, by = node.left, node.right
+    elif not isinstance(node, ast.Call) or node.keywords or not node.args:
+        return None
+    elif len(node.args) == 1 and _is_bound_to(class_, node.func, _LINEAR):
+        return node.func, node.args[0]
+    elif called_name(node) not in _MULTIPLYING:
+        return None
+    elif len(node.args) == 1 and isinstance(node.func, ast.Attribute):
+        given, by = node.func.value, node.args[0]
+    else:
+        given, by = node.args[0], node.args[-1]
+    return (by, given) if _is_bound_to(class_, by, _PARAMETER) else None
 
 
 class _Given:
@@ -158,13 +190,14 @@ def _rows_of(value: ast.expr) -> ast.expr | None:
     return of if is_of_rows else None
 
 
-def _is_linear(class_: ast.ClassDef | None, layer: ast.expr) -> bool:
+def _is_bound_to(class_: ast.ClassDef | None, attribute: ast.expr, kind: str) -> bool:
+    """Whether a class binds an attribute to what it makes of one kind, and to nothing else."""
     values = [
         value
         for node in (ast.walk(class_) if class_ is not None else ())
         for target, value in assigned(node)
-        if ast.unparse(target) == ast.unparse(layer)
+        if ast.unparse(target) == ast.unparse(attribute)
     ]
     return bool(values) and all(
-        isinstance(one, ast.Call) and called_name(one) == _LINEAR for one in values
+        isinstance(one, ast.Call) and called_name(one) == kind for one in values
     )

@@ -198,6 +198,28 @@ class Window:
         return self.step_of_event[self.lives.free]
 
     @cached_property
+    def freed_by(self) -> Ints:
+        """The phase in which it was freed; unknown where none did.
+
+        A window may end in the middle of a step: of what that step made and had not freed, the
+        phase in which all that the same stack made in earlier steps, and they freed, was freed.
+        """
+        phases: Ints = np.append(self.phase_of_event, Phase.UNKNOWN)[self.lives.free]
+        last = int(self.steps[-1]) if len(self.steps) else -1
+        cut_off = (self.lives.free >= self.events) & (self.made_in == last) & (last >= 0)
+        if not cut_off.any():
+            return phases
+        complete = (self.freed_in == self.made_in) & (self.made_in >= 0) & (self.made_in < last)
+        counts = np.zeros((len(self.trace.tables.stacks) + 1, len(Phase)), dtype=np.int64)
+        np.add.at(counts, (self.lives.stack[complete], phases[complete]), 1)
+        is_alike = counts.max(axis=1) == counts.sum(axis=1)
+        is_alike &= counts.any(axis=1)
+        is_alike[EMPTY] = False
+        known = cut_off & is_alike[self.lives.stack]
+        phases[known] = counts.argmax(axis=1)[self.lives.stack[known]]
+        return phases
+
+    @cached_property
     def stays(self) -> Bools:
         """There when the last step began, several steps after it was made.
 

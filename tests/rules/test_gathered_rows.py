@@ -62,6 +62,51 @@ class Attentive(Layer):
         return self.lin(torch.cat([ends, x[dst]], dim=-1)).sigmoid() * ends
 
 
+class Scored(Layer):
+    """Attention by a vector of weights: each end has its own part of the score."""
+
+    def __init__(self):
+        super().__init__()
+        self.att = nn.Parameter(torch.randn(2 * CHANNELS, 1) * 0.1)
+
+    def messages(self, x, src, dst):
+        pair = torch.cat([x[src], x[dst]], dim=-1)
+        return x[src] * torch.sigmoid(pair @ self.att)
+
+
+class ScoredByCall(Layer):
+    def __init__(self):
+        super().__init__()
+        self.att = nn.Parameter(torch.randn(2 * CHANNELS, 1) * 0.1)
+
+    def messages(self, x, src, dst):
+        return x[src] * torch.sigmoid(torch.matmul(torch.cat([x[src], x[dst]], -1), self.att))
+
+
+class ScoredByMethod(Layer):
+    def __init__(self):
+        super().__init__()
+        self.att = nn.Parameter(torch.randn(2 * CHANNELS, 1) * 0.1)
+
+    def messages(self, x, src, dst):
+        pair = torch.cat([x[src], x[dst]], dim=-1)
+        return x[src] * torch.sigmoid(pair.matmul(self.att))
+
+
+class ScoredFirst(Scored):
+    def messages(self, x, src, dst):
+        of_src, of_dst = x @ self.att[:CHANNELS], x @ self.att[CHANNELS:]
+        return x[src] * torch.sigmoid(of_src[src] + of_dst[dst])
+
+
+class Compared(Scored):
+    """Multiplied by what is no weight: of another row each time."""
+
+    def messages(self, x, src, dst):
+        pair = torch.cat([x[src], x[dst]], dim=-1)
+        return x[src] * torch.sigmoid((pair @ pair[:1].T) * self.att.sum())
+
+
 class ReadTwice(Layer):
     def __init__(self):
         super().__init__()
@@ -159,6 +204,25 @@ def test_what_is_read_again_beside_what_is_joined_of_it_stays(tmp_path):
     assert found.remedies[0].saves_bytes == found.bytes
 
 
-@pytest.mark.parametrize("kind", [FirstMapped, ReadTwice, Selected, OfAllRows])
+def test_a_product_with_weights_is_of_each_end(tmp_path):
+    (found,) = gathered(training(Scored), tmp_path / "run.json")
+    (first,) = found.remedies
+    assert found.bytes == 3 * EDGES * 2 * CHANNELS * 4
+    assert found.title.endswith("which are multiplied by `self.att` one by one")
+    assert first.code == "return x[src] * torch.sigmoid(pair @ self.att)"
+    findings_of(training(ScoredFirst), tmp_path / "changed.json")
+    promised, changed = first.peak_before - first.saves_bytes, peak(tmp_path / "changed.json")
+    assert abs(promised - changed) <= 0.1 * first.saves_bytes
+
+
+@pytest.mark.parametrize("kind", [ScoredByCall, ScoredByMethod])
+def test_a_product_may_be_a_call(kind, tmp_path):
+    (found,) = gathered(training(kind), tmp_path / "run.json")
+    assert found.title.endswith("which are multiplied by `self.att` one by one")
+
+
+@pytest.mark.parametrize(
+    "kind", [FirstMapped, ScoredFirst, Compared, ReadTwice, Selected, OfAllRows]
+)
 def test_what_needs_its_rows_is_left_alone(kind, tmp_path):
     assert not gathered(training(kind), tmp_path / "run.json")

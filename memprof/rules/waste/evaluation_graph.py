@@ -61,14 +61,13 @@ class EvaluationGraph(WasteRule[Match]):
         ends: list[int] = []
         lasting: list[Ints] = []
         brief = window.freed_in - window.made_in < 2  # else it may be a cache, or kept on purpose
-        freed_by = np.append(window.phase_of_event, Phase.UNKNOWN)[lives.free]
-        for first, last, learns_at, is_freeing in _unused_forwards(window, freed_by):
+        for first, last, learns_at, is_freeing in _unused_forwards(window):
             low, high = np.searchsorted(lives.alloc, [first, last + 1])  # rows are in this order
             rows = np.arange(low, high)
             alive = rows[(lives.free[rows] > last) & ~window.has_owner[rows]]
             is_learnt = lives.free[alive] >= learns_at
             if is_freeing:  # what it went through is gone; the rest is there for something else
-                is_learnt &= freed_by[alive] == Phase.BACKWARD
+                is_learnt &= window.freed_by[alive] == Phase.BACKWARD
             if learns_at < window.events and is_learnt.sum() > _MOST_LEARNT * len(alive):
                 continue
             stays = lives.free[alive] >= window.events
@@ -236,13 +235,12 @@ def _few(alive: Ints) -> int:
     return len(alive) // 10 + 1
 
 
-def _unused_forwards(window: Window, freed_by: Ints) -> Iterator[tuple[int, int, int, bool]]:
+def _unused_forwards(window: Window) -> Iterator[tuple[int, int, int, bool]]:
     """First and last event of forward passes that no backward pass follows before the next one.
 
     And where the next backward pass of the same step begins, as a loss may be a sum of several
     passes: one that is used by it has its graph then still. The window's end where none comes. Last
-    whether that backward pass frees what the forward pass just before it saved. ``freed_by`` is the
-    phase in which each lifetime ends.
+    whether that backward pass frees what the forward pass just before it saved.
     """
     in_module = np.array([bool(label.module) for label in window.trace.tables.labels])
     is_alloc = window.trace.events.action == Action.ALLOC
@@ -260,16 +258,16 @@ def _unused_forwards(window: Window, freed_by: Ints) -> Iterator[tuple[int, int,
                 yield first, last, window.events, False
                 continue
             own = runs[bisect_left(starts, begins) - 1]
-            yield first, last, begins, _is_freed(window, freed_by, own, begins)
+            yield first, last, begins, _is_freed(window, own, begins)
 
 
-def _is_freed(window: Window, freed_by: Ints, run: tuple[int, int], begins: int) -> bool:
+def _is_freed(window: Window, run: tuple[int, int], begins: int) -> bool:
     """Whether most of what a pass saved goes in the backward pass that begins after it."""
     lives = window.lives
     low, high = np.searchsorted(lives.alloc, [run[0], run[1] + 1])
     rows = np.arange(low, high)
     rows = rows[(lives.free[rows] >= begins) & ~window.has_owner[rows]]
-    gone = int(lives.size[rows[freed_by[rows] == Phase.BACKWARD]].sum())
+    gone = int(lives.size[rows[window.freed_by[rows] == Phase.BACKWARD]].sum())
     return gone > _MOSTLY * int(lives.size[rows].sum())
 
 

@@ -14,7 +14,7 @@ from memprof.rules.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.edge_layers import LinearOfEdges, linear_of_gathered
-from memprof.source_code.program import place_of
+from memprof.source_code.program import Place, place_of
 from memprof.trace import Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
@@ -81,26 +81,31 @@ class GatheredRowsRule(WasteRule[GatheredRows]):
         """Say how often each is there, and what is given them."""
         linear = match.linear
         assert linear is not None
-        return (
-            f"are rows of `{linear.features}`, gathered some {match.times:.0f} times each, which "
-            f"`{linear.layer}` takes one by one"
-        )
+        rows = f"are rows of `{linear.features}`, gathered some {match.times:.0f} times each, which"
+        if linear.is_product:
+            return f"{rows} are multiplied by `{linear.layer}` one by one"
+        return f"{rows} `{linear.layer}` takes one by one"
 
     def advice(self, match: GatheredRows, case: Case) -> Iterator[Advice]:
         """Call the layer first, and gather what it makes."""
         linear = match.linear
         assert linear is not None
         layer, features, at = linear.layer, linear.features, linear.place
-        if linear.parts > 1:
+        if linear.is_product:
+            own = " with its own part of that" if linear.parts > 1 else ""
+            change = f"multiply `{features}`{own}, and gather what it makes"
+            change += ", and add up" if linear.parts > 1 else ""
+        elif linear.parts > 1:
             change = (
                 f"give each of what is joined a linear layer of its own, call that of `{features}` "
                 "on all rows once, gather what it makes, and add up"
             )
         else:
             change = f"call it on `{features}`, and gather what it makes"
+        given = "multiplied by" if linear.is_product else "given to"
         why = (
-            f"{format_bytes(match.nbytes)} are given to `{layer}`, which computes the same for a "
-            f"row each time that it was gathered: {change}."
+            f"{format_bytes(match.nbytes)} are {given} `{layer}`, which makes the same of a row "
+            f"each time that it was gathered: {change}."
         )
         yield Advice("transform_nodes", why, case.place_at(at.program.filename, at.line))
 
@@ -110,10 +115,14 @@ def _given_to_layer(window: Window, rows: Ints, linear: LinearOfEdges) -> Ints:
     names = window.owners.module.names
     numbers = {name: number for number, name in enumerate(names)}
     attribute = linear.layer.partition(".")[2]
+    by_statement = np.isin(window.site, _sites_of(window, linear.place))
     alloc, made_in = window.lives.alloc, window.made_in
     given: list[int] = []
     for module in np.unique(window.module[rows]).tolist():
-        results = window.module == numbers.get(f"{names[module]}.{attribute}", -1)
+        if linear.is_product:
+            results = by_statement & (window.module == module)
+        else:
+            results = window.module == numbers.get(f"{names[module]}.{attribute}", -1)
         results &= (window.phase == Phase.FORWARD) & (made_in >= 0)
         own = rows[window.module[rows] == module]
         own = own[np.argsort(alloc[own], kind="stable")]
@@ -122,6 +131,15 @@ def _given_to_layer(window: Window, rows: Ints, linear: LinearOfEdges) -> Ints:
             if before >= 0 and made_in[own[before]] == made_in[result]:
                 given.append(int(own[before]))
     return np.unique(np.array(given, dtype=np.int64))
+
+
+def _sites_of(window: Window, place: Place) -> list[int]:
+    """The lines of a statement, by their numbers among the sites."""
+    statement = place.statement
+    lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+    frames = window.owners.sites.frames
+    filename = place.program.filename
+    return [n for n, f in enumerate(frames) if f.filename == filename and f.line in lines]
 
 
 def _gathered(window: Window, rows: Ints) -> tuple[Ints, float]:

@@ -156,8 +156,9 @@ def _is_kept(window: Window, rows: Ints) -> bool:
     """
     rows = rows[window.phase[rows] != Phase.BACKWARD]
     size = window.lives.size[rows]
-    freed_by = np.append(window.phase_of_event, Phase.UNKNOWN)[window.lives.free[rows]]
-    waits = (window.category[rows] == Category.ACTIVATION) | (freed_by == Phase.BACKWARD)
+    waits = (window.category[rows] == Category.ACTIVATION) | (
+        window.freed_by[rows] == Phase.BACKWARD
+    )
     return 2 * int(size[waits].sum()) > int(size.sum())
 
 

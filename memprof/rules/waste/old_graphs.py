@@ -312,9 +312,8 @@ def _step_events(window: Window) -> list[int]:
 
 def _is_awaited(window: Window, mask: Bools) -> bool:
     """Whether backward passes freed most of it: a loss over several steps needs their graphs."""
-    phase_of_free = np.append(window.phase_of_event, Phase.UNKNOWN)[window.lives.free]
     freed = mask & (window.lives.free < window.events)
-    by_backward = freed & (phase_of_free == Phase.BACKWARD)
+    by_backward = freed & (window.freed_by == Phase.BACKWARD)
     return window.bytes_of(by_backward) > _MOSTLY * window.bytes_of(freed)
 
 

@@ -156,7 +156,6 @@ def _is_done(window: Window, activation: Ints, ends: Ints) -> bool:
     lives, phases = window.lives, window.phase_of_event
     allocs = np.flatnonzero(window.trace.events.action == Action.ALLOC)
     forward = allocs[phases[allocs] == Phase.FORWARD]
-    freed_by = np.append(phases, Phase.UNKNOWN)[lives.free[activation]]
     in_backward = (window.phase == Phase.BACKWARD) & (window.module > 0)
     for end in ends.tolist():
         at = np.searchsorted(forward, end)
@@ -166,7 +165,7 @@ def _is_done(window: Window, activation: Ints, ends: Ints) -> bool:
         reached = np.append(np.unique(window.module[visited]), 0)
         needed = np.isin(window.module[activation], reached)
         needed &= (lives.alloc[activation] <= begin) & (lives.free[activation] > end)
-        if (needed & (freed_by == Phase.BACKWARD)).any():
+        if (needed & (window.freed_by[activation] == Phase.BACKWARD)).any():
             return False
     return bool(len(ends))
 
@@ -208,9 +207,8 @@ def _stays_through_passes(window: Window, rows: Ints, own: Ints) -> Bools:
     forward = allocs[window.phase_of_event[allocs] == Phase.FORWARD]
     following = np.append(forward, window.events)[np.searchsorted(forward, own, side="right")]
     free = window.lives.free[rows]
-    freed_by = np.append(window.phase_of_event, Phase.UNKNOWN)[free]
     same_step = window.step_of_event[np.minimum(following, window.events - 1)]
-    stays = (free > following) & (free < window.events) & (freed_by != Phase.BACKWARD)
+    stays = (free > following) & (free < window.events) & (window.freed_by[rows] != Phase.BACKWARD)
     through: Bools = stays & (same_step == window.made_in[rows])
     return through
 
@@ -227,9 +225,8 @@ def _made_before(window: Window, activation: Ints, through: Bools, own: Ints) ->
     made_in = window.made_in[activation]
     begin = np.array([begins.get(int(step), -1) for step in made_in], dtype=np.int64)
     end = np.array([ends.get(int(step), window.events) for step in made_in], dtype=np.int64)
-    freed_by = np.append(window.phase_of_event, Phase.UNKNOWN)[lives.free[activation]]
     needed = (lives.alloc[activation] < begin) & (lives.free[activation] > end)
-    needed &= freed_by == Phase.BACKWARD
+    needed &= window.freed_by[activation] == Phase.BACKWARD
     stacks = np.unique(lives.stack[activation[needed]]).tolist()
     return frozenset(
         frame for stack in stacks for frame in window.user_frames(window.trace.stack(stack))

@@ -306,8 +306,7 @@ def _are_kept(window: Window, there: Bools) -> bool:
 
     Then the program reads the probabilities: a hook collects them, say.
     """
-    freed_in = np.append(window.phase_of_event, Phase.UNKNOWN)[window.lives.free]
-    kept = there & (window.phase == Phase.FORWARD) & (freed_in == Phase.OTHER)
+    kept = there & (window.phase == Phase.FORWARD) & (window.freed_by == Phase.OTHER)
     return 2 * window.bytes_of(kept) > window.bytes_of(there)
 
 

@@ -143,8 +143,7 @@ def _kept_beyond_pass(window: Window) -> Bools:
     """What modules within a model make in a pass without a backward pass, and leave behind it."""
     lives = window.lives
     names = [label.module for label in window.trace.tables.labels]
-    freed_by = np.append(window.phase_of_event, Phase.UNKNOWN)[lives.free]
-    candidate = (window.module > 0) & ~window.has_owner & (freed_by != Phase.BACKWARD)
+    candidate = (window.module > 0) & ~window.has_owner & (window.freed_by != Phase.BACKWARD)
     candidate &= (window.phase == Phase.FORWARD) & (window.category != Category.ACTIVATION)
     inner = np.array(["." in name for name in window.owners.module.names], dtype=bool)
     candidate &= inner[window.module]

@@ -48,8 +48,9 @@ class UnusedSecondOrder(WasteRule[SecondOrder]):
         No backward pass frees any of it, and none comes of another line while it is there.
         """
         lives = window.lives
-        freed_by = np.append(window.phase_of_event, Phase.UNKNOWN)[lives.free]
-        stays = (freed_by != Phase.BACKWARD) & ~window.has_owner & (lives.free < window.events)
+        stays = (
+            (window.freed_by != Phase.BACKWARD) & ~window.has_owner & (lives.free < window.events)
+        )
         made = (window.phase == Phase.BACKWARD) & (lives.stack != EMPTY)
         frames = {
             stack: tuple(window.user_frames(window.trace.stack(stack)))

@@ -101,8 +101,9 @@ def _match(window: Window, path: str, rows: Ints) -> Unvisited:
     at_peak = _mask(window, rows) & window.at_peak
     after = np.append(window.lives.alloc[rows[1:]], window.lives.alloc[rows[-1:]] + 1)
     others = ~_is_inside(path, window.owners.module.names)[window.module]
-    freed_by = np.append(window.phase_of_event, Phase.UNKNOWN)[window.lives.free]
-    others |= freed_by == Phase.BACKWARD  # of the model's own passes those that are gone through
+    others |= (
+        window.freed_by == Phase.BACKWARD
+    )  # of the model's own passes those that are gone through
     rows_read = others & (window.category == Category.ACTIVATION) & (window.phase == Phase.FORWARD)
     return Unvisited(
         row=window.main_site(at_peak),
@@ -131,8 +132,7 @@ def _cut_off(window: Window, path: str) -> Ints:
         return nothing
     lives = window.lives
     saved = _saved_somewhere(window)
-    freed_by = np.append(window.phase_of_event, Phase.UNKNOWN)[lives.free]
-    unread = (freed_by != Phase.BACKWARD) & (lives.free < window.events)
+    unread = (window.freed_by != Phase.BACKWARD) & (lives.free < window.events)
     visited = _visits(window, path)
     parts: list[Ints] = []
     for first, last, following, learns in _passes(window, path):
@@ -186,9 +186,8 @@ def _left_behind(window: Window, path: str, learned: Ints) -> Ints:
     nothing = np.zeros(0, dtype=np.int64)
     if inside[learned[learned > 0]].any():
         return nothing
-    lives, phase = window.lives, window.phase_of_event
-    freed_by = np.append(phase, Phase.UNKNOWN)[lives.free]
-    goes_unread = (freed_by != Phase.BACKWARD) & ~window.has_owner
+    lives = window.lives
+    goes_unread = (window.freed_by != Phase.BACKWARD) & ~window.has_owner
     goes_unread &= (lives.free < window.events) & (window.freed_in - window.made_in < 2)
     parts: list[Ints] = []
     for first, last, following, _ in _passes(window, path):
