@@ -56,7 +56,7 @@ timeout_option = click.option(
 )
 @timeout_option
 @click.option("--budget", type=float, help="Share of the time that recording may take. [0.01]")
-@click.option("--allowance", type=float, help="Seconds that it may take in any case. [5]")
+@click.option("--allowance", type=float, help="Seconds that it may take in any case. [10]")
 @click.option("--json", "as_json", is_flag=True, help="Print the result, or the list, as JSON.")
 @click.argument("pid", type=click.IntRange(min=1), required=False)
 def command(

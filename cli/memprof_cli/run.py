@@ -20,7 +20,7 @@ __all__ = ["command"]
 )
 @click.option("-o", "--output", default=DEFAULT_PATH, show_default=True, help="The run file.")
 @click.option("--budget", type=float, help="Share of the time that recording may take. [0.01]")
-@click.option("--allowance", type=float, help="Seconds that it may take in any case. [5]")
+@click.option("--allowance", type=float, help="Seconds that it may take in any case. [10]")
 @click.option("--window-steps", type=int, help="Steps in each window after the first one. [5]")
 @click.option("--max-events", type=int, help="Most events in the file. [2000000]")
 @click.option("--max-bytes", type=int, help="Most bytes of events in the file. [46137344]")

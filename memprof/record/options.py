@@ -28,7 +28,7 @@ class Options(msgspec.Struct, frozen=True):
     window_steps: int = 5
     max_events: int = 2_000_000
     max_bytes: int = 44 << 20
-    allowance_s: float = 5.0
+    allowance_s: float = 10.0
     sources: Sequence[Source] = SOURCES
     """Where they are `SOURCES` itself, nobody has named them."""
     on_finding: Callable[[Finding], None] | None = None

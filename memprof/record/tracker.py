@@ -51,7 +51,7 @@ def track(  # noqa: PLR0913 - each an option by its name
     window_steps: int = 5,
     max_events: int = 2_000_000,
     max_bytes: int = 44 << 20,
-    allowance_s: float = 5.0,
+    allowance_s: float = 10.0,
     sources: Sequence[Source] | None = None,
     on_finding: Callable[[Finding], None] | None = None,
     prometheus: int | str | None = None,

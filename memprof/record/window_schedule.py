@@ -63,7 +63,7 @@ class Policy(msgspec.Struct, frozen=True):
 
     budget: float = 0.01
     """Share of the elapsed time that recording may take on average."""
-    allowance_us: int = 5_000_000
+    allowance_us: int = 10_000_000
     """Time that recording may take in any case, so that a short run is recorded whole."""
     window_steps: int = 5
     """Steps in a window after the first. A survivor shows from the third step on."""

@@ -27,6 +27,8 @@ __all__ = [
     "runs_within",
 ]
 
+_NEARLY_ALL = 0.98
+"""Of what is repeated: a few numbers that no stack is known of may be there less often."""
 _FEW_ROWS = 2
 """Activations a block, below which single blocks leave nothing to make again."""
 
@@ -106,7 +108,8 @@ def _repetitions(window: Window, rows: Ints) -> tuple[int, Ints, int]:
     of_row = np.array([times[key] for key in keys], dtype=np.int64)
     sizes = window.lives.size[rows]
     shared = {t: int(sizes[of_row % t == 0].sum()) for t in set(times.values()) if t > 1}
-    passes = max(shared, key=lambda t: (shared[t], t), default=1)
+    most = max(shared.values(), default=0)
+    passes = max((t for t in shared if shared[t] >= _NEARLY_ALL * most), default=1)
     once = rows[of_row == passes]
     first = int(once[window.lives.alloc[once].argmin()]) if passes > 1 else -1
     return passes, rows[of_row % passes == 0], first
@@ -214,7 +217,7 @@ def one_at_a_time(window: Window, beginning: tuple[int, int]) -> Saving:
 
     ``beginning`` is that of `Passes`. The gradients are there from the first backward pass on.
     """
-    lives, freed = window.lives, _freed_by_backward(window)
+    lives, freed = window.lives, window.freed_by == Phase.BACKWARD
     gradients = (window.category == Category.GRADIENT) & (window.phase == Phase.BACKWARD)
     rows: list[Ints] = []
     start: list[Ints] = []
@@ -235,13 +238,6 @@ def one_at_a_time(window: Window, beginning: tuple[int, int]) -> Saving:
             start.append(lives.alloc[own])
             end.append(np.full(len(own), int(begins[1]) - 1))
     return _replay(window, rows, start, end)
-
-
-def _freed_by_backward(window: Window) -> Bools:
-    """Freed in a backward pass: what its graph alone kept."""
-    phases = np.append(window.phase_of_event, Phase.UNKNOWN)
-    freed: Bools = phases[window.lives.free] == Phase.BACKWARD
-    return freed
 
 
 def _replay(window: Window, rows: list[Ints], start: list[Ints], end: list[Ints]) -> Saving:

@@ -21,6 +21,13 @@ from memprof.record.window_schedule import (
 )
 
 SECOND = 1_000_000
+
+
+def policy_of(**options):
+    """With an allowance of five seconds where none is given."""
+    return Policy(**{"allowance_us": 5 * SECOND, **options})
+
+
 LEVEL = 50 << 20
 
 
@@ -64,27 +71,27 @@ class Job:
 
 
 def test_recording_begins_in_a_window():
-    schedule = WindowSchedule(Policy(), 0)
+    schedule = WindowSchedule(policy_of(), 0)
     assert schedule.is_open
     assert schedule.reason is Reason.START
 
 
 def test_a_short_run_is_recorded_whole():
-    job = Job(Policy(), step_us=20_000, events=500, event_us=20)
+    job = Job(policy_of(), step_us=20_000, events=500, event_us=20)
     job.run(200)
     assert job.schedule.is_open
     assert job.windows == []
 
 
 def test_the_first_window_ends_when_the_allowance_is_nearly_used_up():
-    job = Job(Policy(), step_us=20_000, events=500, event_us=30)
+    job = Job(policy_of(), step_us=20_000, events=500, event_us=30)
     job.run(300)
     assert [reason for reason, _, _ in job.windows] == [Reason.START]
     assert job.cost_us == pytest.approx(0.8 * 5 * SECOND, rel=0.01)
 
 
 def test_a_run_whose_recording_costs_less_than_the_budget_is_recorded_whole_until_events_run_out():
-    job = Job(Policy(), step_us=1_000_000, events=100, event_us=30)  # 0.3 % of the time
+    job = Job(policy_of(), step_us=1_000_000, events=100, event_us=30)  # 0.3 % of the time
     job.run(9_999)
     assert job.schedule.is_open
     job.run(1)
@@ -93,7 +100,7 @@ def test_a_run_whose_recording_costs_less_than_the_budget_is_recorded_whole_unti
 
 
 def test_a_long_job_keeps_to_its_budget():
-    job = Job(Policy(), step_us=100_000, events=2_000, event_us=25)
+    job = Job(policy_of(), step_us=100_000, events=2_000, event_us=25)
     job.run(200_000)
     assert job.now_us > 5 * 3600 * SECOND
     assert job.share < 0.01
@@ -101,7 +108,7 @@ def test_a_long_job_keeps_to_its_budget():
 
 
 def test_later_windows_come_ever_more_rarely():
-    job = Job(Policy(), step_us=100_000, events=200, event_us=20)
+    job = Job(policy_of(), step_us=100_000, events=200, event_us=20)
     job.meter.hook(4.5 * SECOND)  # the first window ends soon
     job.run(300_000)
     starts = [start for reason, start, _ in job.windows if reason is Reason.REGULAR]
@@ -111,14 +118,14 @@ def test_later_windows_come_ever_more_rarely():
 
 
 def test_a_regular_window_has_the_steps_that_were_asked_for():
-    job = Job(Policy(window_steps=7), step_us=100_000, events=2_000, event_us=25)
+    job = Job(policy_of(window_steps=7), step_us=100_000, events=2_000, event_us=25)
     job.run(60_000)
     start, end = next((a, b) for reason, a, b in job.windows if reason is Reason.REGULAR)
     assert end - start == 7 * (100_000 + 2_000 * 25)
 
 
 def after_the_first_window(**options) -> Job:
-    job = Job(Policy(**options), step_us=20_000, events=500, event_us=30)
+    job = Job(policy_of(**options), step_us=20_000, events=500, event_us=30)
     while job.schedule.is_open:
         job.one_step()
     return job
@@ -151,7 +158,7 @@ def test_fragmentation_opens_a_window_at_once():
 
 
 def test_growth_that_never_ends_keeps_to_the_budget_too():
-    job = Job(Policy(), step_us=100_000, events=2_000, event_us=25)
+    job = Job(policy_of(), step_us=100_000, events=2_000, event_us=25)
     job.run(100_000, allocated=lambda step: LEVEL + step * (1 << 20))
     assert any(reason is Reason.GROWTH for reason, _, _ in job.windows)
     assert job.share < 0.011
@@ -159,7 +166,7 @@ def test_growth_that_never_ends_keeps_to_the_budget_too():
 
 def test_what_the_beginning_took_comes_on_top_of_the_allowance():
     """As much is recorded as without it."""
-    plain, late = (Job(Policy(), step_us=100_000, events=1000, event_us=10.0) for _ in range(2))
+    plain, late = (Job(policy_of(), step_us=100_000, events=1000, event_us=10.0) for _ in range(2))
     late.meter.hook(4 * SECOND)
     late.schedule.add_allowance(4 * SECOND)
     for job in (plain, late):
@@ -169,13 +176,13 @@ def test_what_the_beginning_took_comes_on_top_of_the_allowance():
 
 
 def test_a_budget_of_nothing_leaves_the_allowance_only():
-    job = Job(Policy(budget=0.0), step_us=20_000, events=500, event_us=30)
+    job = Job(policy_of(budget=0.0), step_us=20_000, events=500, event_us=30)
     job.run(50_000, allocated=lambda step: LEVEL + step * (1 << 20))
     assert job.cost_us <= 1.01 * job.policy.allowance_us
 
 
 def test_the_whole_file_never_holds_more_events_than_allowed():
-    job = Job(Policy(budget=1.0, max_events=100_000), step_us=1_000, events=1_000, event_us=1)
+    job = Job(policy_of(budget=1.0, max_events=100_000), step_us=1_000, events=1_000, event_us=1)
     recorded = 0
     for _ in range(20_000):
         recorded += job.events if job.schedule.is_open else 0
@@ -253,7 +260,7 @@ def test_no_job_costs_more_than_its_budget_or_its_allowance(
     step_us, events, event_us, budget, seed
 ):
     noise = random.Random(seed)
-    job = Job(Policy(budget=budget), step_us=step_us, events=events, event_us=event_us)
+    job = Job(policy_of(budget=budget), step_us=step_us, events=events, event_us=event_us)
     for step in range(600):
         job.one_step(LEVEL + step * noise.randrange(1 << 20), noise.randrange(1 << 28))
     # An overrun is at most what one step of a window costs: nothing stops in the middle of a step.
@@ -264,7 +271,7 @@ def test_no_job_costs_more_than_its_budget_or_its_allowance(
 
 
 def test_the_window_of_the_start_keeps_half_of_its_share_for_training():
-    schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
+    schedule, meter = WindowSchedule(policy_of(), 0), OverheadMeter()
     meter.hook(1.9 * SECOND)
     assert schedule.time_passed(2 * SECOND, meter)
     meter.hook(0.2 * SECOND)  # of a call of generate() before the first step
@@ -275,7 +282,7 @@ def test_the_window_of_the_start_keeps_half_of_its_share_for_training():
 
 
 def test_searches_before_the_training_leave_a_quarter_of_the_share_for_it():
-    schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
+    schedule, meter = WindowSchedule(policy_of(), 0), OverheadMeter()
     meter.hook(1.5 * SECOND)
     meter.search(1.5 * SECOND)  # in a large heap, which is not searched as long again
     meter.hook(1.4 * SECOND)
@@ -287,7 +294,7 @@ def test_searches_before_the_training_leave_a_quarter_of_the_share_for_it():
 
 
 def test_a_long_evaluation_after_the_first_step_leaves_some_for_the_next():
-    schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
+    schedule, meter = WindowSchedule(policy_of(), 0), OverheadMeter()
     assert schedule.step_ended(1 * SECOND, meter, step=0)
     meter.hook(2.1 * SECOND)
     assert not schedule.time_passed(9 * SECOND, meter)
@@ -303,7 +310,7 @@ def test_a_long_evaluation_after_the_first_step_leaves_some_for_the_next():
 
 
 def test_calls_that_train_nothing_do_not_take_what_is_kept():
-    schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
+    schedule, meter = WindowSchedule(policy_of(), 0), OverheadMeter()
     for step in range(10):
         assert schedule.step_ended(step * SECOND, meter, step=step, trains=False)
     meter.hook(2.1 * SECOND)
@@ -315,7 +322,7 @@ def test_calls_that_train_nothing_do_not_take_what_is_kept():
 
 def test_a_window_for_a_climb_leaves_what_is_kept_for_training():
     """An evaluation before the training collects its results: bytes climb."""
-    schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
+    schedule, meter = WindowSchedule(policy_of(), 0), OverheadMeter()
     meter.hook(2.1 * SECOND)
     assert not schedule.step_ended(1 * SECOND, meter, LEVEL, step=0, trains=False)
     assert schedule.is_reserved
@@ -332,7 +339,7 @@ def test_a_window_for_a_climb_leaves_what_is_kept_for_training():
 
 def test_climbs_take_nothing_of_what_is_kept_for_training():
     """Of 5 s 2.1 were used, and 1.9 are kept: a second is left."""
-    schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
+    schedule, meter = WindowSchedule(policy_of(), 0), OverheadMeter()
     meter.hook(2.1 * SECOND)
     assert not schedule.step_ended(1 * SECOND, meter, LEVEL, step=0, trains=False)
     for step in range(1, 40):
@@ -350,7 +357,7 @@ def test_climbs_take_nothing_of_what_is_kept_for_training():
 
 
 def test_code_that_was_not_recorded_opens_a_window_with_half_of_what_is_left():
-    schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
+    schedule, meter = WindowSchedule(policy_of(), 0), OverheadMeter()
     assert not schedule.may_open_for_code(0, meter)  # everything is recorded
     for step in range(4):
         schedule.step_ended(step * SECOND, meter, step=step)
@@ -371,7 +378,7 @@ def test_code_that_was_not_recorded_opens_a_window_with_half_of_what_is_left():
 
 
 def test_a_window_of_new_code_ends_with_five_steps_that_train():
-    schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
+    schedule, meter = WindowSchedule(policy_of(), 0), OverheadMeter()
     schedule.step_ended(1, meter, step=0)
     schedule.closes_with(End.EVENTS, 2, meter)
     schedule.open_for_code(3, meter)
@@ -380,7 +387,7 @@ def test_a_window_of_new_code_ends_with_five_steps_that_train():
 
 
 def test_what_is_kept_for_training_opens_no_window_of_new_code():
-    schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
+    schedule, meter = WindowSchedule(policy_of(), 0), OverheadMeter()
     meter.hook(2.1 * SECOND)
     assert not schedule.step_ended(1 * SECOND, meter, step=0, trains=False)
     assert schedule.is_reserved
@@ -388,14 +395,14 @@ def test_what_is_kept_for_training_opens_no_window_of_new_code():
 
 
 def test_ranks_of_a_job_open_no_window_of_new_code():
-    schedule, meter = WindowSchedule(Policy(ranks=2), 0), OverheadMeter()
+    schedule, meter = WindowSchedule(policy_of(ranks=2), 0), OverheadMeter()
     schedule.step_ended(1, meter, step=0)
     schedule.closes_with(End.EVENTS, 2, meter)
     assert not schedule.may_open_for_code(3, meter)
 
 
 def test_what_is_kept_for_training_and_used_up_otherwise_stops_no_other_window():
-    schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
+    schedule, meter = WindowSchedule(policy_of(), 0), OverheadMeter()
     meter.hook(2.1 * SECOND)
     assert not schedule.step_ended(1 * SECOND, meter, LEVEL, step=0, trains=False)
     assert schedule.is_reserved
@@ -408,7 +415,7 @@ def test_what_is_kept_for_training_and_used_up_otherwise_stops_no_other_window()
 
 
 def test_steps_that_train_nothing_get_half_of_what_is_kept_after_a_while_and_once_more():
-    schedule, meter = WindowSchedule(Policy(), 0), OverheadMeter()
+    schedule, meter = WindowSchedule(policy_of(), 0), OverheadMeter()
     windows: list[list[int]] = [[]]
     for second in range(200):
         if schedule.is_open:
@@ -431,7 +438,7 @@ def test_steps_that_train_nothing_get_half_of_what_is_kept_after_a_while_and_onc
     ],
 )
 def test_a_window_ends_in_the_middle_of_a_step_where_its_share_is_used(quota, end, first, next_):
-    policy = Policy(max_events=1000, max_bytes=1000, max_rows=1000)
+    policy = policy_of(max_events=1000, max_bytes=1000, max_rows=1000)
     schedule, meter = WindowSchedule(policy, 0), OverheadMeter()
     getattr(schedule, quota).take(first - 1)
     assert schedule.time_passed(1, meter)
@@ -443,7 +450,7 @@ def test_a_window_ends_in_the_middle_of_a_step_where_its_share_is_used(quota, en
 
 @pytest.mark.parametrize("quota", ["events", "bytes", "rows"])
 def test_what_is_left_of_a_quota_is_kept_for_the_first_steps_that_train(quota):
-    policy = Policy(max_events=1000, max_bytes=1000, max_rows=1000)
+    policy = policy_of(max_events=1000, max_bytes=1000, max_rows=1000)
     schedule, meter = WindowSchedule(policy, 0), OverheadMeter()
     getattr(schedule, quota).take(getattr(schedule, quota).room)  # generate(), before any step
     assert not schedule.step_ended(1 * SECOND, meter, step=0, trains=False)
@@ -460,7 +467,7 @@ def test_what_is_left_of_a_quota_is_kept_for_the_first_steps_that_train(quota):
 
 
 def test_steps_that_each_take_a_quota_do_not_take_all_of_it():
-    schedule, meter = WindowSchedule(Policy(max_events=1000), 0), OverheadMeter()
+    schedule, meter = WindowSchedule(policy_of(max_events=1000), 0), OverheadMeter()
     windows = []
     for step in range(5):
         for now_us in (4 * step + 1, 4 * step + 2):
@@ -475,7 +482,7 @@ def test_steps_that_each_take_a_quota_do_not_take_all_of_it():
 
 
 def test_the_first_window_may_take_three_quarters_of_the_bytes_and_each_other_half_of_the_rest():
-    quota = WindowSchedule(Policy(max_bytes=1000), 0).bytes
+    quota = WindowSchedule(policy_of(max_bytes=1000), 0).bytes
     rooms = []
     for _ in range(3):
         rooms.append(quota.room)
@@ -485,12 +492,12 @@ def test_the_first_window_may_take_three_quarters_of_the_bytes_and_each_other_ha
 
 
 def test_a_quota_of_nothing_opens_no_window():
-    assert not WindowSchedule(Policy(max_bytes=0), 0).is_open
+    assert not WindowSchedule(policy_of(max_bytes=0), 0).is_open
     assert Quota(1).room == 0
 
 
 def test_where_no_step_ends_windows_open_by_time_and_last_a_second():
-    schedule, meter = WindowSchedule(Policy(budget=0.5, allowance_us=0), 0), OverheadMeter()
+    schedule, meter = WindowSchedule(policy_of(budget=0.5, allowance_us=0), 0), OverheadMeter()
     meter.hook(0.1 * SECOND)
     assert not schedule.time_passed(SECOND // 10, meter)  # the start may not take it all
     opened = []
@@ -508,7 +515,7 @@ def test_where_no_step_ends_windows_open_by_time_and_last_a_second():
 
 
 def test_a_program_with_long_steps_is_waited_for():
-    job = Job(Policy(budget=0.2), step_us=20 * SECOND, events=100, event_us=30)
+    job = Job(policy_of(budget=0.2), step_us=20 * SECOND, events=100, event_us=30)
     job.meter.hook(11 * SECOND)
     job.run(8)
     assert not job.schedule.is_open
@@ -521,7 +528,7 @@ def test_a_program_with_long_steps_is_waited_for():
 
 def test_regular_windows_begin_at_multiples_of_a_power_of_two():
     starts = []
-    schedule, meter = WindowSchedule(Policy(allowance_us=0), 0), OverheadMeter()
+    schedule, meter = WindowSchedule(policy_of(allowance_us=0), 0), OverheadMeter()
     meter.hook(900)
     for step in range(200_000):
         was_open = schedule.is_open
@@ -535,7 +542,7 @@ def test_ranks_in_lockstep_pay_about_what_the_slowest_of_them_pays():
     ranks = 16
     noise = random.Random(0)
     speeds = [noise.uniform(0.8, 1.2) for _ in range(ranks)]
-    schedules = [WindowSchedule(Policy(ranks=ranks), 0) for _ in range(ranks)]
+    schedules = [WindowSchedule(policy_of(ranks=ranks), 0) for _ in range(ranks)]
     meters = [OverheadMeter(ranks) for _ in range(ranks)]
     now_us, job_us, own_us = 0, 0.0, [0.0] * ranks
     for _ in range(12_000):
@@ -570,7 +577,7 @@ def windows_of_ranks(
     noise = random.Random(seed)
     speeds = [noise.uniform(0.99, 1.01) for _ in range(ranks)]
     begins = [round(noise.uniform(0, 2 * SECOND)) for _ in range(ranks)]
-    schedules = [WindowSchedule(Policy(ranks=ranks), began) for began in begins]
+    schedules = [WindowSchedule(policy_of(ranks=ranks), began) for began in begins]
     meters = [OverheadMeter(ranks) for _ in range(ranks)]
     windows: list[list[tuple]] = [[(Reason.START, 0)] for _ in range(ranks)]
     now_us = 2 * SECOND
