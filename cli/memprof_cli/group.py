@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -71,10 +72,24 @@ def run_command(args: Sequence[str] | None = None) -> NoReturn:
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(_EXIT_INTERRUPTED)
+    except FileNotFoundError:
+        if _has_folder():
+            raise
+        _complain("the folder that this was started in was removed", "`cd` to one that is there")
+        sys.exit(MemprofError.exit_code)
     except BrokenPipeError:  # `memprof report x | head`: what is left to say has no reader
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(_EXIT_PIPE)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _has_folder() -> bool:
+    """Whether the working directory is there still."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _complain(message: str, hint: str) -> None:

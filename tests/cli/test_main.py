@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from memprof import __version__
+from memprof.testing import TraceBuilder, write_run
 from memprof_cli import COMMANDS, help_text, main
 from memprof_cli.group import group
 
@@ -67,3 +68,17 @@ def test_a_folder_is_sent_to_the_command_that_reads_folders(
     complaint = capsys.readouterr().err
     assert f"cannot read {tmp_path}: Is a directory" in complaint
     assert f"`memprof report {tmp_path}`" in complaint
+
+
+def test_a_folder_that_was_removed_is_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    run = write_run(tmp_path / "run.json", TraceBuilder().alloc(1024, "a").build())
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert run_main("leaks", str(run)) == 1
+    error = capsys.readouterr().err
+    assert "the folder that this was started in was removed" in error
+    assert "`cd` to one that is there" in error
