@@ -15,6 +15,7 @@ from memprof.views.timeline import Timeline
 __all__ = ["Cuts", "Saving", "replayed"]
 
 Ints = npt.NDArray[np.int64]
+_ALL = slice(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +69,21 @@ class Cuts:
         return cls(rows, start, np.maximum(line.lives.free[rows], start))
 
 
-def replayed(line: Timeline, cuts: Cuts, first: int = 0, *, divisor: int = 1) -> Saving:
+def replayed(
+    line: Timeline, cuts: Cuts, first: int = 0, *, counted: slice = _ALL, divisor: int = 1
+) -> Saving:
     """The peak of the timeline from entry ``first`` on, with and without the bytes in ``cuts``.
 
-    A ``divisor`` of 2: without one half of each.
+    Of all entries those in ``counted`` count. A ``divisor`` of 2: without one half of each.
     """
     entries = len(line.allocated)
     change = np.zeros(entries + 1, dtype=np.int64)
     size = (line.lives.size[cuts.rows] if cuts.bytes is None else cuts.bytes) // divisor
     np.add.at(change, np.clip(cuts.start + 1, 0, entries), -size)
     np.add.at(change, np.clip(cuts.end + 1, 0, entries), size)
-    after = line.allocated + np.cumsum(change)[:-1]
-    saving = Saving(int(line.allocated[first:].max()), int(after[first:].max()))
-    if not first:
+    after = (line.allocated + np.cumsum(change)[:-1])[counted]
+    before, later = line.allocated[counted], max(0, first - (counted.start or 0))
+    saving = Saving(int(before[later:].max()), int(after[later:].max()))
+    if not later:
         return saving
-    return replace(saving, overall_before=int(line.allocated.max()), overall_after=int(after.max()))
+    return replace(saving, overall_before=int(before.max()), overall_after=int(after.max()))

@@ -164,8 +164,46 @@ class Window:
         return Peak(int(allocated[highest]), highest - 1)
 
     def replayed(self, cuts: Cuts, *, divisor: int = 1) -> Saving:
-        """That peak with and without the bytes in ``cuts``, or one part in ``divisor`` of them."""
-        return replayed(self.line, cuts, self.first_entry, divisor=divisor)
+        """That peak with and without the bytes in ``cuts``, or one part in ``divisor`` of them.
+
+        A step in the middle of which the window began or ended says less of what is in it than the
+        others: what is cut of these is not told there. It is left out, unless the peak is there.
+        """
+        first = self._end_of_unknown(cuts)
+        counted = slice(first or None, self._whole_entries)
+        return replayed(self.line, cuts, self.first_entry, counted=counted, divisor=divisor)
+
+    @cached_property
+    def _peaks(self) -> tuple[int, int]:
+        """The events of the peak, and of the highest one with the warm-up, in order.
+
+        Of several that are as high the last.
+        """
+        allocated = self.line.allocated
+        overall = len(allocated) - 2 - int(allocated[::-1].argmax())
+        return min(self.peak.event, overall), max(self.peak.event, overall)
+
+    @cached_property
+    def _whole_entries(self) -> int | None:
+        """Entries of the timeline before a last step that is cut off; None where all count."""
+        first = self.first_event[int(self.steps[-1])] if len(self.steps) else 0
+        is_freed_later = (self.freed_by == Phase.BACKWARD) & (self.lives.free >= self.events)
+        return first + 1 if self._peaks[1] < first and is_freed_later.any() else None
+
+    def _end_of_unknown(self, cuts: Cuts) -> int:
+        """The entry at which what is of the sizes of ``cuts`` and was there before is gone.
+
+        Of a step that was under way: no stack says that it is the like of them.
+        """
+        if not len(cuts.rows) or len(self.steps) < _ENOUGH_STEPS:
+            return 0
+        lives = self.lives
+        first_step_ends = self.first_event[int(self.steps[1])]
+        before = (lives.alloc < 0) & ~self.has_owner & (lives.free < first_step_ends)
+        alike = lives.requested == lives.requested[cuts.rows[lives.size[cuts.rows].argmax()]]
+        ends = lives.free[before & alike]
+        last = int(ends.max()) + 1 if len(ends) else 0
+        return last if last <= self._peaks[0] else 0
 
     def whole(self, rows: Ints) -> Cuts:
         """Lifetimes that do not happen at all."""
