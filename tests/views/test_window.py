@@ -2,9 +2,47 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
+
 from memprof.testing import TraceBuilder
-from memprof.trace import Category, Frame, Phase
+from memprof.trace import EMPTY, Category, Frame, Phase
 from memprof.views.window import Window
+
+MODEL = [Frame("forward", "model.py", 3)]
+
+
+def training(*, begins_in_step: bool, ends_in_step: bool) -> Window:
+    """Twelve steps that save 1,024 bytes each for a backward pass, and the sixth 2,048."""
+    builder = TraceBuilder().existing(512, "weight", category=Category.PARAMETER)
+    if begins_in_step:
+        builder.existing(2048, "saved before")
+    for step in range(12):
+        builder.label(step=step, phase=Phase.FORWARD)
+        if not step and begins_in_step:
+            builder.free("saved before")
+            continue
+        builder.alloc(2048 if step == 5 else 1024, f"saved{step}", stack=MODEL)
+        builder.label(step=step, phase=Phase.BACKWARD)
+        if step < 11 or not ends_in_step:
+            builder.free(f"saved{step}")
+    return Window.of(builder.build())
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_step_that_is_cut_off_says_nothing_of_what_a_change_saves(begins, ends):
+    """What was there before it, or had not been freed, is not known to be of what is left out."""
+    window = training(begins_in_step=begins, ends_in_step=ends)
+    is_known = (window.lives.stack != EMPTY) & ((window.made_in < 11) | (not ends))
+    saving = window.replayed(window.whole(np.flatnonzero(is_known)))
+    assert (saving.overall.before, saving.overall.after) == (2560, 512)
+
+
+def test_a_peak_in_a_step_that_is_cut_off_counts():
+    window = training(begins_in_step=False, ends_in_step=True)
+    saving = window.replayed(window.whole(np.flatnonzero(window.made_in == 5)))
+    assert (saving.before, saving.after) == (2560, 1536)
 
 
 def test_a_share_is_of_the_peak_without_what_torch_keeps_for_its_libraries():
@@ -16,11 +54,11 @@ def test_a_share_is_of_the_peak_without_what_torch_keeps_for_its_libraries():
 
 def test_what_the_last_step_had_not_freed_was_to_be_freed_as_before():
     """A window may end in a backward pass, and just there the peak may be."""
-    model, once = [Frame("forward", "model.py", 3)], [Frame("main", "train.py", 9)]
+    once = [Frame("main", "train.py", 9)]
     builder = TraceBuilder()
     for step in range(3):
         builder.label(step=step, phase=Phase.FORWARD)
-        builder.alloc(1024, f"saved{step}", stack=model)
+        builder.alloc(1024, f"saved{step}", stack=MODEL)
         builder.alloc(512, f"plain{step}")  # by no stack that is known
         builder.label(step=step, phase=Phase.BACKWARD)
         if step < 2:
