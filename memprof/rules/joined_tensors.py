@@ -21,6 +21,10 @@ FEWEST_PARTS = 3
 """Two operands of a sum are as large as its result now and then; a list of parts is longer."""
 
 
+_MOST_BESIDE = 2
+"""Tensors of a part's size that are none: what the last part was made of may be there still."""
+
+
 def joined_at_peak(window: Window) -> Iterator[int]:
     """The rows of large tensors at the peak that a line joined, the last made first."""
     if window.peak.event < 0:
@@ -86,7 +90,14 @@ def parts_of(window: Window, row: int) -> Ints:
     rows = np.flatnonzero(before)
     sizes = lives.requested[rows]
     of_lines: Ints = rows[sizes * _times(sizes) == whole_size]
-    return of_lines if len(of_lines) >= FEWEST_PARTS else of_lines[:0]
+    if len(of_lines) >= FEWEST_PARTS:
+        return of_lines
+    for size in np.unique(sizes[sizes * FEWEST_PARTS <= whole_size]).tolist():
+        of_size: Ints = rows[sizes == size]
+        number, rest = divmod(whole_size, size) if size else (0, 1)
+        if not rest and number <= len(of_size) <= number + _MOST_BESIDE:
+            return of_size[:number]
+    return of_lines[:0]
 
 
 def _times(sizes: Ints) -> Ints:

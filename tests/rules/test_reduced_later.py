@@ -213,6 +213,27 @@ def the_last_few():
     return step
 
 
+def turned(scores, number):
+    """By a line for each way, as views of a picture are turned back."""
+    if number % 2:
+        return scores.flip(1)
+    return scores.clone()
+
+
+def of_several_lines():
+    """What the last part was made of is as large as a part, and there as well."""
+
+    @torch.no_grad()
+    def step(number):
+        kept = []
+        for i in range(PASSES):
+            scores = predict(i)
+            kept.append(turned(scores, i))
+        return torch.stack(kept).mean(dim=0).max().item() + scores.max().item()
+
+    return step
+
+
 def handed_back():
     """Who calls the function may want them all."""
 
@@ -588,3 +609,10 @@ def test_what_is_known_only_later_reduces_nothing_before(tmp_path):
         if one.rule == "reduced-later"
     ]
     assert found.remedies[0].typed == "results.append(result.norm(p=1, dim=1))"
+
+
+def test_parts_may_be_of_several_lines_beside_what_the_last_was_made_of(tmp_path):
+    (found,) = findings_of(of_several_lines, tmp_path / "run.json")
+    assert found.bytes == 2 * PASSES * PART
+    assert found.title.endswith("of which only `torch.stack(kept).mean(dim=0)` is read")
+    assert [one.fix for one in found.remedies] == ["running_total"]

@@ -276,3 +276,31 @@ def test_a_pass_whose_graph_no_other_goes_through_is_not_to_retain_it(tmp_path):
     assert 0 < first.saves_bytes < found.match.saving.bytes
     # the other pass needs its own: what made the samples is gone through again
     assert "no_retain_graph" not in [one.fix for one in others]
+
+
+def of_tasks():
+    model, optimizer = job()
+
+    def step(number):
+        outputs = model(torch.randn(512, 64))
+        losses = {"size": outputs.square().mean(), "sum": outputs.sum(1).square().mean()}
+        for name, loss in losses.items():
+            ((2 if name == "size" else 1) * loss).backward(retain_graph=True)
+        optimizer.step()
+        optimizer.zero_grad()
+        HELD.update(losses)
+
+    return step
+
+
+HELD = {}
+
+
+def test_losses_of_one_graph_are_added_up(tmp_path):
+    (found,) = findings_of(of_tasks, tmp_path / "run.json")
+    HELD.clear()
+    first, second = found.remedies
+    assert found.rule == "retained-graph"
+    assert (first.fix, second.fix) == ("no_retain_graph", "del_ref")
+    assert first.code.endswith("* loss).backward(retain_graph=True)")
+    assert "add the losses up" in first.why

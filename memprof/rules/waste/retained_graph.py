@@ -130,6 +130,15 @@ class RetainedGraph(WasteRule[Retained]):
                 )
         why = f"{nbytes} of activations outlive the backward pass, held by the loss or the output."
         dropped = Advice("del_ref", why, case.site)
+        if not match.is_within_step and calling is not None and _is_of_losses(calling, case):
+            yield Advice(
+                "no_retain_graph",
+                "Each round of the loop goes backward through a graph that was made before it, and "
+                "the last leaves it whole: add the losses up, and call `backward()` once, without "
+                "`retain_graph`.",
+                calling,
+            )
+            requests = []
         # Where a loop goes through the graph again, it is to be dropped, not to be freed.
         yield from (
             [*requests, dropped] if any(one.patch for one in requests) else [dropped, *requests]
@@ -140,6 +149,17 @@ def _asks(calling: Place) -> bool:
     """Whether a statement goes backward and retains the graph."""
     calls = calls_in(calling.statement, "backward")
     return any(keyword(call, "retain_graph") is not None for call in calls)
+
+
+def _is_of_losses(calling: Place, case: Case) -> bool:
+    """Whether a loop goes backward from what it goes over, through graphs made before the loop."""
+    loop = calling.loop
+    if not isinstance(loop, (ast.For, ast.AsyncFor)) or not _asks(calling):
+        return False
+    turns = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
+    made_at = [place.line for _, place in case.frames if place.scope is calling.scope]
+    is_before = bool(made_at) and max(made_at) < loop.lineno
+    return is_before and bool(turns & loaded_names(calling.statement))
 
 
 def _ends_of(window: Window, ends: Ints, line: Frame | None) -> Ints:
