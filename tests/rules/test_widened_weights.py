@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -56,6 +57,20 @@ class Masked(Narrow):
         return F.linear(x, self.weight.repeat(8, 1))
 
 
+class WithTable(nn.Module):
+    """A table that is moved and kept, and by chance four times as large as a weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.map = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.table = None
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.ones(2 * WIDTH, 2 * WIDTH).tril().to(torch.float32, copy=True)
+        return self.map(x) * self.table[0, 0]
+
+
 def inference(layer):
     model = nn.Sequential(*[layer() for _ in range(LAYERS)])
 
@@ -96,5 +111,10 @@ def test_the_statement_that_keeps_it_may_convert_it(tmp_path):
     assert found.remedies[0].code == "self.weight = self.narrow.float() * self.scale"
 
 
-def test_what_is_no_copy_of_the_weights_is_none(tmp_path):
-    assert "widened-weights" not in names(masked, tmp_path / "run.json")
+def with_table():
+    return inference(WithTable)
+
+
+@pytest.mark.parametrize("program", [masked, with_table])
+def test_what_is_no_copy_of_the_weights_is_none(program, tmp_path):
+    assert "widened-weights" not in names(program, tmp_path / "run.json")

@@ -12,7 +12,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.lifespan import stays_near_peak
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Place, bound_names, calls_in, place_of
+from memprof.source_code.program import Place, bound_names, calls_in, place_of, root_name
 from memprof.source_code.verbs import CONVERTING
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
@@ -88,18 +88,23 @@ class WidenedWeightsRule(WasteRule[WidenedWeights]):
 
 
 def _are_wider(window: Window, rows: Ints) -> bool:
-    """Whether a model has a part of as many elements for each, in a type of fewer bytes."""
-    requested = window.lives.requested
-    copies = Counter(requested[rows].tolist())
-    own = requested[window.has_owner & window.stays]
-    return any(not copies - Counter((own * times).tolist()) for times in _WIDER)
+    """Whether each one's module has a part of as many elements, in a type of fewer bytes."""
+    requested, modules = window.lives.requested, window.module
+    copies = Counter(zip(modules[rows].tolist(), requested[rows].tolist(), strict=True))
+    own = np.flatnonzero(window.has_owner & window.stays & (modules > 0))
+    of_modules = modules[own].tolist()
+    return any(
+        not copies - Counter(zip(of_modules, (requested[own] * times).tolist(), strict=True))
+        for times in _WIDER
+    )
 
 
 def _kept_at(window: Window, row: int) -> Place | None:
     """The statement of a layer's forward that keeps what one of its methods converts, if any."""
     frames = window.user_frames(window.stack(row))[:2]
     places = [place for place in map(place_of, frames) if place is not None]
-    if not places or not calls_in(places[0].statement, *CONVERTING):
+    converted = calls_in(places[0].statement, *CONVERTING) if places else []
+    if not any(root_name(call.func) == "self" for call in converted):
         return None
     if not isinstance(places[0].statement, ast.Return):
         places = places[:1]
