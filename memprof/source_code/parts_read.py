@@ -112,8 +112,30 @@ def part_read(stack: Sequence[Frame]) -> PartRead | None:
     """
     result = followed(stack)
     if result is None:
-        return None
+        return _part_of_call(stack)
     return _only_part(result.place, result.name, result.field, result.switch)
+
+
+def _part_of_call(stack: Sequence[Frame]) -> PartRead | None:
+    """The part that a statement takes of a call at once: ``logits = model(ids)[:, -1]``."""
+    switch = ""
+    for frame in stack:
+        if frame_kind(frame.filename) is FrameKind.TORCH:
+            continue
+        place = _place_of(frame)
+        if place is None or not isinstance(place.statement, (ast.Assign, ast.Return)):
+            return None
+        names = set(parameters(place.function)) if place.function is not None else set()
+        switch = switch or next((one for one in _TO_KEEP if one in names), "")
+        value = place.statement.value
+        if isinstance(place.statement, ast.Return) and _is_the_call(value):
+            continue
+        if not isinstance(value, ast.Subscript) or not _is_the_call(value.value):
+            return None
+        if not _is_one_part(value.slice):
+            return None
+        return PartRead(place, ast.unparse(value), switch)
+    return None
 
 
 def followed(stack: Sequence[Frame], *, shifted: bool = False) -> Followed | None:

@@ -113,6 +113,30 @@ def last_position():
     return step
 
 
+def taken_at_once():
+    """The call's result has no name but for its part."""
+    decoder = Decoder()
+
+    @torch.no_grad()
+    def step(number):
+        logits = decoder(torch.randint(WORDS, (ROWS, POSITIONS)))[:, -1, :]
+        return logits.argmax(dim=-1).tolist()
+
+    return step
+
+
+def half_taken_at_once():
+    """Every second position is read, which is no single part."""
+    decoder = Decoder()
+
+    @torch.no_grad()
+    def step(number):
+        logits = decoder(torch.randint(WORDS, (ROWS, POSITIONS)))[:, ::2]
+        return logits.argmax(dim=-1).tolist()
+
+    return step
+
+
 def generate(decoder, tokens):
     """A pass ends its step before its result is bound: the one before goes in the next step."""
     ids = torch.randint(WORDS, (ROWS, POSITIONS))
@@ -129,6 +153,14 @@ def test_what_the_next_pass_replaces_is_read_in_part(tmp_path):
     (found,) = [one for one in findings(load(tmp_path / "run.json")) if one.rule == "partly-read"]
     assert found.remedies[0].fix == "narrow_first"
     assert "`logits[:, -1]`" in found.title
+
+
+def test_the_part_may_be_taken_of_the_call_itself(tmp_path):
+    (found, *_) = findings_of(taken_at_once, tmp_path / "run.json")
+    assert found.rule == "partly-read"
+    assert found.match.part.text.endswith("(ROWS, POSITIONS)))[:, -1, :]")
+    assert found.remedies[0].saves_bytes > 0.9 * found.bytes
+    assert "partly-read" not in names(half_taken_at_once, tmp_path / "half.json")
 
 
 def test_the_part_may_be_written_first(tmp_path):
