@@ -19,8 +19,6 @@ _LEAST_SHARE = 0.1
 """Of the peak, that the joined tensor has: a smaller one is not what makes it."""
 FEWEST_PARTS = 3
 """Two operands of a sum are as large as its result now and then; a list of parts is longer."""
-
-
 _MOST_BESIDE = 2
 """Tensors of a part's size that are none: what the last part was made of may be there still."""
 

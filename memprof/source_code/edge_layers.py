@@ -113,8 +113,10 @@ def _linear_map(class_: ast.ClassDef | None, node: ast.AST) -> tuple[ast.expr, a
         return None
     elif len(node.args) == 1 and isinstance(node.func, ast.Attribute):
         given, by = node.func.value, node.args[0]
+    elif len(node.args) > 1:  # of `F.linear` a bias follows
+        given, by = node.args[0], node.args[1]
     else:
-        given, by = node.args[0], node.args[-1]
+        return None
     return (by, given) if _is_bound_to(class_, by, _PARAMETER) else None
 
 

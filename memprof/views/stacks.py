@@ -9,7 +9,7 @@ import numpy as np
 from memprof.trace import Frame
 from memprof.views.window import Bools, Window
 
-__all__ = ["made_by_lines", "made_through"]
+__all__ = ["made_at_lines", "made_by_lines", "made_through"]
 
 
 def made_through(window: Window, is_meant: Callable[[Frame], bool]) -> Bools:
@@ -18,6 +18,14 @@ def made_through(window: Window, is_meant: Callable[[Frame], bool]) -> Bools:
     stacks = np.array([any(is_match[at] for at in stack) for stack in window.trace.tables.stacks])
     through: Bools = stacks[window.lives.stack]
     return through
+
+
+def made_at_lines(window: Window, filename: str, lines: Collection[int]) -> Bools:
+    """Whether the line of each lifetime, the one that reports name, is one of some."""
+    frames = window.owners.sites.frames
+    is_there = np.array([one.filename == filename and one.line in lines for one in frames])
+    began_there: Bools = is_there[window.site]
+    return began_there
 
 
 def made_by_lines(window: Window, filename: str, lines: Collection[int]) -> Bools:

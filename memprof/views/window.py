@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -343,6 +343,14 @@ class Window:
     def bytes_of(self, mask: Bools) -> int:
         """Bytes of the lifetimes in a mask."""
         return int(self.lives.size[mask].sum())
+
+    def large_sites(self, mask: Bools, least_share: float) -> Iterator[int]:
+        """The lines that made such a part of the peak or more of a mask, most bytes first."""
+        total = np.bincount(self.site[mask], weights=self.lives.size[mask])
+        for site in np.argsort(-total, kind="stable").tolist():
+            if self.share(float(total[site])) < least_share:
+                return
+            yield site
 
     def most_in_a_step(self, rows: Ints, sizes: Ints) -> int:
         """The most bytes that any step made of some lifetimes, which have ``sizes``; 0 of none.

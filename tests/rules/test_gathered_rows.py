@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from memprof.loading import load
 from tests.rules.recorded import findings_of
@@ -81,6 +82,17 @@ class ScoredByCall(Layer):
 
     def messages(self, x, src, dst):
         return x[src] * torch.sigmoid(torch.matmul(torch.cat([x[src], x[dst]], -1), self.att))
+
+
+class ScoredWithBias(Layer):
+    def __init__(self):
+        super().__init__()
+        self.att = nn.Parameter(torch.randn(1, 2 * CHANNELS) * 0.1)
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def messages(self, x, src, dst):
+        pair = torch.cat([x[src], x[dst]], dim=-1)
+        return x[src] * torch.sigmoid(F.linear(pair, self.att, self.bias))
 
 
 class ScoredByMethod(Layer):
@@ -215,7 +227,7 @@ def test_a_product_with_weights_is_of_each_end(tmp_path):
     assert abs(promised - changed) <= 0.1 * first.saves_bytes
 
 
-@pytest.mark.parametrize("kind", [ScoredByCall, ScoredByMethod])
+@pytest.mark.parametrize("kind", [ScoredByCall, ScoredByMethod, ScoredWithBias])
 def test_a_product_may_be_a_call(kind, tmp_path):
     (found,) = gathered(training(kind), tmp_path / "run.json")
     assert found.title.endswith("which are multiplied by `self.att` one by one")

@@ -27,26 +27,24 @@ class Contrast:
         return self.memory
 
 
-def with_logits():
+def keeping(method):
+    """A job that keeps what a method makes of new keys, and puts these into the queue."""
     contrast = Contrast()
 
     def step(_number):
         keys = torch.randn(BATCH, WIDTH)
-        HELD["logits"] = contrast.logits(keys)
+        HELD["made"] = method(contrast, keys)
         contrast.queue.append(keys)
 
     return step
+
+
+def with_logits():
+    return keeping(Contrast.logits)
 
 
 def with_memory():
-    contrast = Contrast()
-
-    def step(_number):
-        keys = torch.randn(BATCH, WIDTH)
-        HELD["memory"] = contrast.longer(keys)
-        contrast.queue.append(keys)
-
-    return step
+    return keeping(Contrast.longer)
 
 
 def leaks_of(program, path):

@@ -96,3 +96,14 @@ def test_hooks_are_to_be_made_parametrizations_first(tmp_path):
 
 def test_a_weight_that_is_none_of_a_parametrization_is_saved_once(tmp_path):
     assert "repeated-parametrization" not in names(plain, tmp_path / "run.json")
+
+
+def test_a_cache_changes_neither_results_nor_gradients():
+    model = Cell(parametrizations.weight_norm)
+    x = torch.randn(BATCH, WIDTH)
+    plain = model(x).pow(2).mean()
+    gradients = torch.autograd.grad(plain, [*model.parameters()])
+    with parametrize.cached():
+        cached = model(x).pow(2).mean()
+    torch.testing.assert_close(cached, plain, rtol=0, atol=0)
+    torch.testing.assert_close(torch.autograd.grad(cached, [*model.parameters()]), gradients)

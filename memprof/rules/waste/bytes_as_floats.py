@@ -73,13 +73,10 @@ class BytesAsFloats(WasteRule[Bytes]):
         Or whose parts are divided by 255 when they are read.
         """
         mask = stays_near_peak(window)
-        total = np.bincount(window.site[mask], weights=window.lives.size[mask])
         of_first: tuple[Place, bool] | None = None
         parts: list[Ints] = []
         largest: list[int] = []
-        for site in np.argsort(-total, kind="stable").tolist():
-            if window.share(float(total[site])) < _LEAST_SHARE:
-                break
+        for site in window.large_sites(mask, _LEAST_SHARE):
             place = place_of(window.owners.sites.frames[site])
             of_site = mask & (window.site == site)
             row = window.largest(of_site)

@@ -18,6 +18,7 @@ from memprof.source_code.edge_layers import LinearOfEdges, linear_of_edges
 from memprof.source_code.program import Program, place_of, source_of
 from memprof.trace import Frame
 from memprof.units import format_bytes
+from memprof.views.stacks import made_at_lines
 from memprof.views.window import Window
 
 __all__ = ["RULE"]
@@ -115,12 +116,7 @@ def _linear_after(window: Window, large: LargeTensor) -> LinearOfEdges | None:
         return None
     lives, program, statement = window.lives, linear.place.program, linear.place.statement
     lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
-    own = [
-        row
-        for row, frame in enumerate(window.owners.sites.frames)
-        if frame.filename == program.filename and frame.line in lines
-    ]
-    later = np.isin(window.site, own) & (lives.alloc > lives.alloc[large.row])
+    later = made_at_lines(window, program.filename, lines) & (lives.alloc > lives.alloc[large.row])
     later &= window.made_in == window.made_in[large.row]
     after = np.flatnonzero(later & (window.phase == window.phase[large.row]))
     is_no_wider = len(after) and lives.requested[after[0]] <= lives.requested[large.row]

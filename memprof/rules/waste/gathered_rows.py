@@ -14,9 +14,10 @@ from memprof.rules.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.edge_layers import LinearOfEdges, linear_of_gathered
-from memprof.source_code.program import Place, place_of
+from memprof.source_code.program import place_of
 from memprof.trace import Frame, Phase
 from memprof.units import format_bytes
+from memprof.views.stacks import made_at_lines
 from memprof.views.window import Ints, Window
 
 __all__ = ["RULE"]
@@ -115,7 +116,9 @@ def _given_to_layer(window: Window, rows: Ints, linear: LinearOfEdges) -> Ints:
     names = window.owners.module.names
     numbers = {name: number for number, name in enumerate(names)}
     attribute = linear.layer.partition(".")[2]
-    by_statement = np.isin(window.site, _sites_of(window, linear.place))
+    statement, filename = linear.place.statement, linear.place.program.filename
+    lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+    by_statement = made_at_lines(window, filename, lines)
     alloc, made_in = window.lives.alloc, window.made_in
     given: list[int] = []
     for module in np.unique(window.module[rows]).tolist():
@@ -131,15 +134,6 @@ def _given_to_layer(window: Window, rows: Ints, linear: LinearOfEdges) -> Ints:
             if before >= 0 and made_in[own[before]] == made_in[result]:
                 given.append(int(own[before]))
     return np.unique(np.array(given, dtype=np.int64))
-
-
-def _sites_of(window: Window, place: Place) -> list[int]:
-    """The lines of a statement, by their numbers among the sites."""
-    statement = place.statement
-    lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
-    frames = window.owners.sites.frames
-    filename = place.program.filename
-    return [n for n, f in enumerate(frames) if f.filename == filename and f.line in lines]
 
 
 def _gathered(window: Window, rows: Ints) -> tuple[Ints, float]:

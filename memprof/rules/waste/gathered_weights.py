@@ -16,8 +16,8 @@ from memprof.source_code.scopes import reads_of
 from memprof.source_code.values import values_of
 from memprof.trace import Phase
 from memprof.units import format_bytes
-from memprof.views.stacks import made_by_lines
-from memprof.views.window import Bools, Window
+from memprof.views.stacks import made_at_lines, made_by_lines
+from memprof.views.window import Window
 
 __all__ = ["RULE"]
 
@@ -166,17 +166,9 @@ def _bytes_of_products(window: Window, row: int, lines: tuple[int, ...]) -> int:
     lives = window.lives
     filename = window.frame_of(row).filename
     later = (lives.alloc > lives.alloc[row]) & (window.phase != Phase.BACKWARD)
-    later &= (window.made_in == window.made_in[row]) & _made_at(window, filename, lines)
+    later &= (window.made_in == window.made_in[row]) & made_at_lines(window, filename, lines)
     later &= lives.requested != lives.requested[row]  # copies once more, of the same line
     return int(lives.requested[later].max(initial=0))
-
-
-def _made_at(window: Window, filename: str, lines: range | tuple[int, ...]) -> Bools:
-    """Lifetimes that began on one of those lines of a file."""
-    frames = window.owners.sites.frames
-    is_there = np.array([f.filename == filename and f.line in lines for f in frames])
-    began_there: Bools = is_there[window.site]
-    return began_there
 
 
 RULE = GatheredWeights()

@@ -45,12 +45,8 @@ class KeptOneHot(WasteRule[Match]):
 
     def matches(self, window: Window) -> Iterator[Match]:
         """Tables that stay over the steps, and of which every read takes a part."""
-        lives = window.lives
         mask = stays_near_peak(window)
-        total = np.bincount(window.site[mask], weights=lives.size[mask])
-        for site in np.argsort(-total, kind="stable").tolist():
-            if window.share(float(total[site])) < _LEAST_SHARE:
-                return
+        for site in window.large_sites(mask, _LEAST_SHARE):
             place = place_of(window.owners.sites.frames[site])
             of_site = mask & (window.site == site)
             row = window.largest(of_site)

@@ -26,6 +26,7 @@ from memprof.source_code.values import values_of
 from memprof.source_code.verbs import JOINING
 from memprof.trace import Phase
 from memprof.units import format_bytes
+from memprof.views.stacks import made_at_lines
 from memprof.views.window import Ints, Window
 
 __all__ = ["RULE", "Use", "multiplying_product", "picking_statement", "weighing_statements"]
@@ -455,13 +456,8 @@ def _made_for(window: Window, large: LargeTensor, picking: ast.stmt) -> Ints:
         for one in (place.statement, *_copying_statements(place), picking)
         for line in range(one.lineno, (one.end_lineno or one.lineno) + 1)
     }
-    own = [
-        row
-        for row, frame in enumerate(window.owners.sites.frames)
-        if frame.filename == place.program.filename and frame.line in lines
-    ]
     sizes = [int(lives.requested[large.row]) // by for by in _NARROWER]
-    copies = np.isin(window.site, own) & np.isin(lives.requested, sizes)
+    copies = made_at_lines(window, place.program.filename, lines) & np.isin(lives.requested, sizes)
     return np.flatnonzero(table | copies)
 
 

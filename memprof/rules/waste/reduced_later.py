@@ -250,10 +250,7 @@ def _of_parts(window: Window) -> ReducedLater | None:
     lives = window.lives
     later = ~window.has_owner & (window.freed_in > window.made_in) & (window.made_in >= 0)
     mask = later & window.at_peak
-    total = np.bincount(window.site[mask], weights=lives.size[mask])
-    for site in np.argsort(-total, kind="stable").tolist():
-        if window.share(float(total[site])) < _LEAST_SHARE:
-            break
+    for site in window.large_sites(mask, _LEAST_SHARE):
         place = place_of(window.owners.sites.frames[site])
         kept = kept_part(place, window.programs) if place is not None else None
         if kept is None:

@@ -13,7 +13,7 @@ from memprof.source_code.program import Place, place_of
 from memprof.trace import Category, Frame
 from memprof.units import format_bytes
 from memprof.views.stacks import made_through
-from memprof.views.window import Ints, Window
+from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["RULE"]
 
@@ -93,7 +93,7 @@ def _is_parametrization(frame: Frame) -> bool:
     return frame.filename.endswith((_FILE, *_OF_HOOKS))
 
 
-def _is_repeated(window: Window, rows: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _is_repeated(window: Window, rows: Ints) -> Bools:
     """Whether each row is not the first of its module, size and step."""
     keys = np.stack((window.module[rows], window.lives.size[rows], window.made_in[rows]), axis=1)
     order = np.argsort(window.lives.alloc[rows], kind="stable")

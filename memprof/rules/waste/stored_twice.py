@@ -154,10 +154,7 @@ def _sliding_stacks(window: Window, mask: Bools) -> StoredTwice | None:
     """Stacks that a container keeps, of one line that makes each of the one before."""
     lives = window.lives
     held = _stacks_held(window)
-    total = np.bincount(window.site[mask], weights=lives.size[mask])
-    for site in np.argsort(-total, kind="stable").tolist():
-        if window.share(float(total[site])) < _LEAST_SHARE:
-            break
+    for site in window.large_sites(mask, _LEAST_SHARE):
         place = place_of(window.owners.sites.frames[site])
         shared = sliding_stack(place) if place is not None else ""
         row = window.largest(mask & (window.site == site)) if shared else -1

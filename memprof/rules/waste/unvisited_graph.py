@@ -101,9 +101,8 @@ def _match(window: Window, path: str, rows: Ints) -> Unvisited:
     at_peak = _mask(window, rows) & window.at_peak
     after = np.append(window.lives.alloc[rows[1:]], window.lives.alloc[rows[-1:]] + 1)
     others = ~_is_inside(path, window.owners.module.names)[window.module]
-    others |= (
-        window.freed_by == Phase.BACKWARD
-    )  # of the model's own passes those that are gone through
+    # Of the model's own passes those that are gone through.
+    others |= window.freed_by == Phase.BACKWARD
     rows_read = others & (window.category == Category.ACTIVATION) & (window.phase == Phase.FORWARD)
     return Unvisited(
         row=window.main_site(at_peak),

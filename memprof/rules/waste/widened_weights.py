@@ -49,10 +49,7 @@ class WidenedWeightsRule(WasteRule[WidenedWeights]):
         """Conversions that layers keep, each beside a part of a model with as many elements."""
         lives = window.lives
         mask = stays_near_peak(window)
-        total = np.bincount(window.site[mask], weights=lives.size[mask])
-        for site in np.argsort(-total, kind="stable").tolist():
-            if window.share(float(total[site])) < _LEAST_SHARE:
-                return
+        for site in window.large_sites(mask, _LEAST_SHARE):
             rows = np.flatnonzero(mask & (window.site == site))
             row = int(rows[np.argmax(lives.size[rows])])
             place = _kept_at(window, row)
