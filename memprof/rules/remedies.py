@@ -97,6 +97,7 @@ def _remedy(rule: str, advice: Advice, case: Case) -> Remedy:
     if advice.saving is not None:
         saving = advice.saving.overall
         nbytes = saving.bytes
+    saving = advice.peaks or saving
     why = advice.why + _reason_for_no_patch(advice, case)
     if advice.fix == "cpu_offload" and case.finding.device == "cpu":
         nbytes, saving, why = 0, None, f"{why} {_HOST_IS_DEVICE}"

@@ -85,6 +85,8 @@ class Advice:
     """Share of the bytes that are there all the same after the change."""
     saving: Saving | None = None
     """What this very change saves, where that is not what the match says."""
+    peaks: Saving | None = None
+    """The peaks with and without this very change of growth, whose rate stays that of a step."""
     typed: str = ""
     """What to type, where that is not what the fix says of every program."""
     otherwise: bool = False

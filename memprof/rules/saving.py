@@ -12,7 +12,7 @@ from memprof.trace import EMPTY
 from memprof.views.peak_without import Cuts, Saving, replayed
 from memprof.views.window import Window
 
-__all__ = ["is_per_step", "saving_of"]
+__all__ = ["is_per_step", "saving_of", "survivors"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -37,17 +37,26 @@ def is_per_step(finding: RuleFinding) -> bool:
     return not has_own and finding.kind not in (Kind.WASTE, Kind.FRAGMENTATION)
 
 
-def _without_survivors(finding: RuleFinding, window: Window | None) -> Saving | None:
-    if window is None or finding.evidence.window < 0 or not len(finding.evidence.allocs):
-        return None
+def survivors(finding: RuleFinding, window: Window) -> Ints:
+    """Rows of ``window`` that the growth of ``finding`` consists of, in the order of their making.
+
+    What was let go of since, as by a container that is full, had been kept as well.
+    """
     lives = window.lives
     rows = np.flatnonzero(np.isin(lives.alloc, finding.evidence.allocs))
-    if finding.growth.is_replaced:
-        return replayed(window.line, _growth_of_replaced(window, rows))
-    # What was let go of since, as by a container that is full, had been kept as well.
     stacks = np.setdiff1d(lives.stack[rows], EMPTY)
     alike = np.flatnonzero(np.isin(lives.stack, stacks) & (lives.alloc >= 0))
     rows = np.union1d(rows, alike)
+    return rows[np.argsort(lives.alloc[rows], kind="stable")]
+
+
+def _without_survivors(finding: RuleFinding, window: Window | None) -> Saving | None:
+    if window is None or finding.evidence.window < 0 or not len(finding.evidence.allocs):
+        return None
+    if finding.growth.is_replaced:
+        rows = np.flatnonzero(np.isin(window.lives.alloc, finding.evidence.allocs))
+        return replayed(window.line, _growth_of_replaced(window, rows))
+    rows = survivors(finding, window)
     ends = np.searchsorted(window.step_of_event[:-1], window.made_in[rows] + 1)
     # The peak of the whole window: growth is not over once the first steps are.
     return replayed(window.line, Cuts.ended_at(window.line, rows, ends))

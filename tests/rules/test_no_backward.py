@@ -15,6 +15,7 @@ from memprof.reference_chain import Link, LinkKind, Unowned
 from memprof.rules.ranked_findings import findings
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame, Phase
+from memprof.views.examination import examine
 from tests.rules.recorded import findings_of, record
 
 
@@ -72,6 +73,32 @@ def drawn_on():
         images[0] = model(images[0])
 
     return step
+
+
+def four_calls_in_a_step():
+    """Each with its own graph, all kept."""
+    model, scores = job(), []
+
+    def step(number):
+        scores.extend(model(torch.randn(64, 64)).square().mean() for _ in range(4))
+
+    return step
+
+
+def without_any_graph():
+    """The same as it is to be."""
+    step = four_calls_in_a_step()
+    return torch.no_grad()(step)
+
+
+def test_without_gradients_no_call_of_a_step_has_a_graph_at_the_peak(tmp_path):
+    (first, *_) = findings_of(four_calls_in_a_step, tmp_path / "run.json", 24)
+    (remedy,) = (one for one in first.remedies if one.rule == "no-backward")
+    record(without_any_graph, tmp_path / "mended.json", 24)
+    (mended,) = examine(load(tmp_path / "mended.json")).devices
+    assert (remedy.fix, remedy.saves_per_step) == ("no_grad", True)
+    of_one_call = 6 * 64 * 64 * 4  # bytes
+    assert 0 <= mended.peak_allocated - remedy.peak_after < of_one_call
 
 
 def kept_on():

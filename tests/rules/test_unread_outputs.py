@@ -8,19 +8,30 @@ from pathlib import Path
 import pytest
 import torch
 
-from memprof.rules.waste.unread_outputs import unread_flag
+from memprof.loading import load
+from memprof.rules.waste.unread_outputs import may_read_cache, unread_flag
 from memprof.source_code.program import source_of
-from tests.rules.recorded import findings_of, names
+from memprof.views.examination import examine
+from tests.rules.recorded import findings_of, names, record
 
 ROWS, WIDTH, DEPTH = 256, 64, 8
-LAYERED = Path(__file__).with_name("site-packages") / "layered/__init__.py"
+LIBRARIES = Path(__file__).with_name("site-packages")
+
+
+def library(name, path):
+    spec = importlib.util.spec_from_file_location(name, LIBRARIES / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def stack_of_layers():
-    spec = importlib.util.spec_from_file_location("layered", LAYERED)
-    layered = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(layered)
-    return layered.Stack(WIDTH, DEPTH).eval()
+    return library("layered", "layered/__init__.py").Stack(WIDTH, DEPTH).eval()
+
+
+def decoder():
+    cache = library("cache_utils", "transformers/cache_utils.py").Cache
+    return library("decoder", "layered/decoder.py").Decoder(WIDTH, DEPTH, cache).eval()
 
 
 def fires():
@@ -71,6 +82,80 @@ def test_the_call_is_to_ask_for_none(tmp_path):
     assert remedy.fix == "drop_outputs"
     assert remedy.code == ("output = model(torch.ones(ROWS, WIDTH), output_hidden_states=True)")
     assert remedy.saves_bytes > (DEPTH // 2) * ROWS * WIDTH * 4
+
+
+def scores():
+    """A decoder whose scores alone are read."""
+    model = decoder()
+
+    @torch.no_grad()
+    def step(number):
+        output = model(torch.ones(ROWS, WIDTH))
+        return output.logits.sum().item()
+
+    return step
+
+
+def scores_without_cache():
+    model = decoder()
+
+    @torch.no_grad()
+    def step(number):
+        output = model(torch.ones(ROWS, WIDTH), use_cache=False)
+        return output.logits.sum().item()
+
+    return step
+
+
+def generates():
+    model = decoder()
+    generation = library("generation", "transformers/generation/utils.py")
+
+    @torch.no_grad()
+    def step(number):
+        return generation.generate(model, torch.ones(ROWS, WIDTH)).sum().item()
+
+    return step
+
+
+def test_keys_and_values_are_for_who_generates(tmp_path):
+    found, *_ = findings_of(scores, tmp_path / "run.json")
+    (remedy,) = found.remedies
+    assert (found.rule, found.bytes) == ("unread-outputs", 2 * DEPTH * ROWS * WIDTH * 4)
+    assert (remedy.fix, remedy.code) == ("drop_outputs", "output = model(torch.ones(ROWS, WIDTH))")
+    assert remedy.typed == "outputs = model(**inputs, use_cache=False)"
+    record(scores_without_cache, tmp_path / "mended.json")
+    (mended,) = examine(load(tmp_path / "mended.json")).devices
+    assert remedy.peak_after == mended.peak_allocated
+
+
+@pytest.mark.parametrize("program", [scores_without_cache, generates])
+def test_where_none_are_kept_or_a_library_generates_nothing_is_to_be_left_out(program, tmp_path):
+    assert "unread-outputs" not in names(program, tmp_path / "run.json")
+
+
+@pytest.mark.parametrize(
+    ("code", "may"),
+    [
+        ("out = model(x)\ny = out.logits", False),
+        ("out = model(x)\ny = out[0]\nz = rows[1:]", False),
+        ("def f():\n    y = model(x).logits\n    return y[1:]", False),
+        ("def f():\n    return model(x)\nz = f()[0]", False),
+        ("out = model(x)\ny = out.past_key_values", True),
+        ("out = model(x, past_key_values=cache)\ny = out.logits", True),
+        ("out = model(x)\ny = out['past_key_values']", True),
+        ("out = model(x)\ny = out[1]", True),
+        ("def f():\n    return model(x)\nz = f()\nz[1]", True),
+        ("loss, cache = model(x)", True),
+        ("out = model(x)\ny = out.to_tuple()", True),
+    ],
+)
+def test_whether_keys_and_values_may_be_read(code, may, tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(code)
+    program = source_of(str(path))
+    line = next(n for n, text in enumerate(code.splitlines(), 1) if "model(" in text)
+    assert may_read_cache(program.at(line), [program]) is may
 
 
 @pytest.mark.parametrize(

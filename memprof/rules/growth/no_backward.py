@@ -11,9 +11,12 @@ from memprof.reference_chain import THROUGH_GRAPH
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
 from memprof.rules.graph_lines import calling_place, none_meanwhile, under_no_grad
+from memprof.rules.needless_graphs import without_graph
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
+from memprof.rules.saving import survivors
 from memprof.source_code.program import Place
 from memprof.source_code.torch_modes import without_gradients
+from memprof.views.peak_without import Saving, replayed
 
 __all__ = ["RULE"]
 
@@ -59,7 +62,21 @@ class NoBackward(GrowthRule[NeedlessGraph]):
             "Nothing here runs a backward pass, yet the graph is built and kept.",
             cause.place,
             patch=under_no_grad(case),
+            peaks=_without_any_graph(case),
         )
+
+
+def _without_any_graph(case: Case) -> Saving | None:
+    """The peaks with the graphs, and with each tensor of them gone when the next is made.
+
+    Several calls may be of one step: none of them has a graph then.
+    """
+    window = case.window
+    if window is None or case.finding.growth.is_replaced or not len(case.finding.evidence.allocs):
+        return None
+    nothing = np.empty(0, dtype=np.int64)
+    cuts = without_graph(window, nothing, survivors(case.finding, window))
+    return replayed(window.line, cuts)
 
 
 def _is_of_modules(case: Case) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +14,11 @@ from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import keyword
 from memprof.source_code.program import Place, Program, assigned, calls_in, place_of
-from memprof.trace import Category, Phase
+from memprof.trace import Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Ints, Window
 
-__all__ = ["RULE", "unread_flag"]
+__all__ = ["RULE", "may_read_cache", "unread_flag"]
 
 _LEAST_SHARE = 0.1
 """Of the peak."""
@@ -32,8 +32,17 @@ _FLAGS = {
     ),
 }
 """Arguments of models of transformers, and the fields of what they return that they fill."""
+_CACHE_FLAG = "use_cache"
+_CACHE_FIELD = "past_key_values"
+"""What a model that can generate keeps for the next token, unless it is told not to."""
+_KEYS_AND_VALUES = 2
+"""Tensors of a layer that its attention reads together."""
 _CACHES = "/transformers/cache_utils.py"
-"""Keys and values are kept for the next token, whatever a model is asked for."""
+_GENERATION = "/transformers/generation/"
+
+
+_Asks = Callable[[Window, int], "tuple[Frame | None, str]"]
+"""Of a lifetime the line that asks for it, and the argument that does."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,7 +58,7 @@ class UnreadOutputsOfModels(WasteRule[UnreadOutputs]):
     """`model.generate(…, output_hidden_states=True)`, of which the tokens are read."""
 
     name = "unread-outputs"
-    summary = "a model is asked for hidden states or attentions that nothing reads"
+    summary = "a model returns hidden states, attentions or a cache that nothing reads"
     fixes = ("drop_outputs",)
 
     def matches(self, window: Window) -> Iterator[UnreadOutputs]:
@@ -57,42 +66,136 @@ class UnreadOutputsOfModels(WasteRule[UnreadOutputs]):
         if window.peak.event < 0:
             return
         kept = _kept_beyond_pass(window)
-        rows = np.flatnonzero(kept & window.at_peak)
-        if not len(rows) or window.share(int(window.lives.size[rows].sum())) < _LEAST_SHARE:
-            return
-        for frame in window.user_frames(window.stack(int(rows[0]))):
-            place = place_of(frame)
-            flag = unread_flag(place, window.programs) if place is not None else ""
-            if place is None or not flag:
-                continue
-            stacks = np.unique(window.lives.stack[kept]).tolist()
-            own = [stack for stack in stacks if frame in window.trace.stack(stack)]
-            every = np.flatnonzero(kept & np.isin(window.lives.stack, own))
-            there = every[window.at_peak[every]]
-            yield UnreadOutputs(
-                row=int(there[0]),
-                rows=there,
-                nbytes=int(window.lives.size[there].sum()),
-                saving=window.replayed(window.ended_at(every, _ends_of_use(window, every))),
-                flag=flag,
-                filename=place.program.filename,
-                line=place.line,
-            )
-            return
+        of_cache = kept & np.isin(window.lives.stack, _stacks_of_caches(window, kept))
+        yield from _matches(window, kept & ~of_cache, _asks_by_flag)
+        yield from _matches(window, of_cache, _asks_by_default)
 
     def title(self, match: UnreadOutputs) -> str:
         """Say what they are."""
+        if match.flag == _CACHE_FLAG:
+            return "are keys and values of all layers, for next tokens that nothing asks for"
         what = match.flag.removeprefix("output_").replace("_", " ")
         return f"are {what} of all layers, which a call asks for and nothing reads"
 
     def advice(self, match: UnreadOutputs, case: Case) -> Iterator[Advice]:
         """Ask for none."""
+        place = case.place_at(match.filename, match.line)
+        if match.flag == _CACHE_FLAG:
+            yield Advice(
+                "drop_outputs",
+                "A model that can generate keeps the keys and values of each layer until its "
+                "output goes, and nothing reads them: say `use_cache=False` in this call.",
+                place or case.site,
+                typed="outputs = model(**inputs, use_cache=False)",
+            )
+            return
         yield Advice(
             "drop_outputs",
             f"`{match.flag}=True` has the model return {format_bytes(match.nbytes)} that nothing "
             "reads: leave it out.",
-            case.place_at(match.filename, match.line) or case.site,
+            place or case.site,
         )
+
+
+def _matches(window: Window, kept: Bools, asks: _Asks) -> Iterator[UnreadOutputs]:
+    """What is ``kept`` where it is much, and the line of the program that asks for it."""
+    rows = np.flatnonzero(kept & window.at_peak)
+    if not len(rows) or window.share(int(window.lives.size[rows].sum())) < _LEAST_SHARE:
+        return
+    frame, flag = asks(window, int(rows[0]))
+    if frame is None:
+        return
+    stacks = np.unique(window.lives.stack[kept]).tolist()
+    own = [stack for stack in stacks if frame in window.trace.stack(stack)]
+    every = np.flatnonzero(kept & np.isin(window.lives.stack, own))
+    there = every[window.at_peak[every]]
+    ends = _ends_of_use(window, every, _KEYS_AND_VALUES if flag == _CACHE_FLAG else 1)
+    yield UnreadOutputs(
+        row=int(there[0]),
+        rows=there,
+        nbytes=int(window.lives.size[there].sum()),
+        saving=window.replayed(window.ended_at(every, ends)),
+        flag=flag,
+        filename=frame.filename,
+        line=frame.line,
+    )
+
+
+def _asks_by_flag(window: Window, row: int) -> tuple[Frame | None, str]:
+    """The innermost line that says so, and what it says."""
+    for frame in window.user_frames(window.stack(row)):
+        place = place_of(frame)
+        flag = unread_flag(place, window.programs) if place is not None else ""
+        if flag:
+            return frame, flag
+    return None, ""
+
+
+def _asks_by_default(window: Window, row: int) -> tuple[Frame | None, str]:
+    """The program's own call of the model, where nothing names the keys and values it returns."""
+    stack = window.stack(row)
+    frame = next(iter(window.user_frames(stack)), None)
+    place = place_of(frame) if frame is not None else None
+    if frame is None or place is None or may_read_cache(place, window.programs):
+        return None, ""
+    inner = stack[: stack.index(frame)]
+    is_called = bool(inner) and _is_call_of_module(inner[-1])
+    is_generated = any(_GENERATION in _posix(one) for one in inner)
+    return (frame, _CACHE_FLAG) if is_called and not is_generated else (None, "")
+
+
+def _is_call_of_module(frame: Frame) -> bool:
+    return _posix(frame).endswith("/torch/nn/modules/module.py")
+
+
+def may_read_cache(place: Place, programs: Sequence[Program]) -> bool:
+    """Whether the keys and values may be read that a call of a model in a statement returns.
+
+    With a loss their place is the third, without one it is the second.
+    """
+    if any(_names_cache(node) for program in programs for node in program.nodes):
+        return True
+    if isinstance(getattr(place.statement, "targets", [None])[0], ast.Tuple):
+        return True  # the result is taken apart
+    return not _is_read_by_name(place) and any(
+        _takes_by_place(node, (), 1) for program in programs for node in program.nodes
+    )
+
+
+def _names_cache(node: ast.AST) -> bool:
+    if isinstance(node, ast.Name):
+        return node.id == _CACHE_FIELD
+    if isinstance(node, ast.keyword):
+        return node.arg == _CACHE_FIELD
+    return _is_of_field(node, (_CACHE_FIELD,))
+
+
+def _is_read_by_name(place: Place) -> bool:
+    """Whether all that is read of a call's result are fields by name, or its first place."""
+    statement = place.statement
+    if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Call):
+        return any(isinstance(node, ast.Call) for node in _with_one_field_read(statement))
+    target = statement.targets[0]
+    if len(statement.targets) > 1 or not isinstance(target, ast.Name):
+        return False
+    of_fields = {id(node) for node in _with_one_field_read(place.scope)}
+    return all(
+        id(node) in of_fields
+        for node in ast.walk(place.scope)
+        if isinstance(node, ast.Name) and node.id == target.id and isinstance(node.ctx, ast.Load)
+    )
+
+
+def _with_one_field_read(tree: ast.AST) -> Iterator[ast.expr]:
+    """What stands before ``.loss``, ``["loss"]`` or ``[0]``; not before a method."""
+    methods = {id(call.func) for call in calls_in(tree)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and id(node) not in methods:
+            yield node.value
+        elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            field = node.slice.value
+            if field == 0 or isinstance(field, str):
+                yield node.value
 
 
 def unread_flag(place: Place, programs: Sequence[Program]) -> str:
@@ -117,16 +220,18 @@ def _may_read(program: Program, fields: Sequence[str]) -> bool:
         for target, value in assigned(node)
         if isinstance(target, ast.Name) and isinstance(value, (ast.List, ast.ListComp))
     }
-    return any(
-        (isinstance(node, ast.Attribute) and node.attr in fields)
-        or (isinstance(node, ast.Constant) and node.value in fields)
-        or _takes_by_place(node, lists)
-        for node in nodes
-    )
+    return any(_is_of_field(node, fields) or _takes_by_place(node, lists, 2) for node in nodes)
 
 
-def _takes_by_place(node: ast.AST, lists: Collection[str]) -> bool:
-    """``output[2]``, ``output[-1]``, ``output.to_tuple()``: the first two are of other fields."""
+def _is_of_field(node: ast.AST, fields: Sequence[str]) -> bool:
+    """``output.field``, ``output["field"]``."""
+    if isinstance(node, ast.Attribute):
+        return node.attr in fields
+    return isinstance(node, ast.Constant) and node.value in fields
+
+
+def _takes_by_place(node: ast.AST, lists: Collection[str], first: int) -> bool:
+    """``output[2]``, ``output[-1]``, ``output.to_tuple()``: a place from ``first`` on."""
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Attribute) and node.func.attr == "to_tuple"
     if not isinstance(node, ast.Subscript) or not isinstance(node.value, ast.Name):
@@ -135,7 +240,7 @@ def _takes_by_place(node: ast.AST, lists: Collection[str]) -> bool:
         return False  # the program's own, and no output
     place = node.slice
     if isinstance(place, ast.Constant):
-        return isinstance(place.value, int) and place.value > 1
+        return isinstance(place.value, int) and place.value >= first
     return isinstance(place, (ast.Slice, ast.UnaryOp))
 
 
@@ -154,18 +259,22 @@ def _kept_beyond_pass(window: Window) -> Bools:
             low, high = np.searchsorted(lives.alloc, [first, last + 1])
             rows = np.arange(low, high)
             kept[rows[candidate[rows] & (lives.free[rows] > following)]] = True
-    caches = [
-        stack
-        for stack in np.unique(lives.stack[kept]).tolist()
-        if _is_of_cache(window, stack) or not _is_of_library(window, stack)
-    ]
-    kept &= ~np.isin(lives.stack, caches)
+    stacks = np.unique(lives.stack[kept]).tolist()
+    others = [stack for stack in stacks if not _is_of_library(window, stack)]
+    kept &= ~np.isin(lives.stack, others)
     return kept
 
 
-def _is_of_cache(window: Window, stack: int) -> bool:
-    frames = window.trace.stack(stack)
-    return any(_CACHES in frame.filename.replace("\\", "/") for frame in frames)
+def _stacks_of_caches(window: Window, kept: Bools) -> list[int]:
+    """Those that keys and values for a next token were made by."""
+    stacks = np.unique(window.lives.stack[kept]).tolist()
+    return [
+        one for one in stacks if any(_CACHES in _posix(frame) for frame in window.trace.stack(one))
+    ]
+
+
+def _posix(frame: Frame) -> str:
+    return frame.filename.replace("\\", "/")
 
 
 def _is_of_library(window: Window, stack: int) -> bool:
@@ -173,10 +282,10 @@ def _is_of_library(window: Window, stack: int) -> bool:
     return next((kind for kind in kinds if kind is not FrameKind.TORCH), None) is FrameKind.LIBRARY
 
 
-def _ends_of_use(window: Window, rows: Ints) -> Ints:
+def _ends_of_use(window: Window, rows: Ints, of_layer: int) -> Ints:
     """Where each is read last, as far as is known: when the next layer has made its result."""
     allocs = window.lives.alloc[rows]
-    return np.append(allocs[1:], allocs[-1:] + 1)
+    return np.append(allocs[of_layer:], np.repeat(allocs[-1:] + 1, min(of_layer, len(allocs))))
 
 
 RULE = UnreadOutputsOfModels()
