@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from memprof.reference_chain import LinkKind
-from memprof.rules.called_models import are_called
+from memprof.rules.called_models import are_called, are_parts_called
 from memprof.rules.finding import Kind, RuleFinding
 from memprof.rules.load_rules import rule_named
+from memprof.rules.results_read import are_read_whole
 from memprof.rules.rule import WasteRule
 from memprof.source_code.joined_parts import is_joined_afterwards
 from memprof.source_code.program import program_of
@@ -54,6 +57,8 @@ _OF_RESULTS = frozenset(
 """First remedies of what is kept and was made for that."""
 _ALMOST_ALL = 0.9
 """Of the growth, that the list itself keeps: a graph behind its items would be more."""
+_FIRST = 0.5
+"""Of a window's events, in which all of a set is made that the others work with."""
 _MODELS = "collected-models"
 _OF_A_LIST = frozenset((LinkKind.LOCAL, LinkKind.ITEM))
 
@@ -69,7 +74,9 @@ def is_minor(finding: RuleFinding, examination: Examination) -> bool:
             _comes_to_nothing(finding, examination)
             or _is_joined_afterwards(finding)
             or _is_searched_later(finding, examination)
+            or _is_worked_with_later(finding, examination)
             or (finding.rule == _MODELS and are_called(finding, examination))
+            or are_parts_called(finding, examination)
         )
     device = next((one for one in examination.devices if one.name == finding.device), None)
     if finding.kind is Kind.FRAGMENTATION and device is not None:
@@ -131,11 +138,11 @@ def is_tiny(finding: RuleFinding) -> bool:
     return max(finding.bytes, finding.bytes_per_step * _STEPS) < _TINY
 
 
-def growth_of(finding: RuleFinding, examination: Examination) -> float:
-    """Bytes that growth comes to over the run's steps, or over a thousand where it has fewer."""
+def growth_of(finding: RuleFinding, examination: Examination, fewest: int = _STEPS) -> float:
+    """Bytes that growth comes to over the run's steps, or over ``fewest`` where it has fewer."""
     device = next((one for one in examination.devices if one.name == finding.device), None)
     steps = int(device.steps.last.max(initial=0)) if device is not None else 0
-    return max(finding.bytes, finding.bytes_per_step * max(steps, _STEPS))
+    return max(finding.bytes, finding.bytes_per_step * max(steps, fewest))
 
 
 def _is_joined_afterwards(finding: RuleFinding) -> bool:
@@ -175,6 +182,22 @@ def _is_searched_later(finding: RuleFinding, examination: Examination) -> bool:
         (made_by_lines(window, first.filename, lines) & (window.made_in < finding.last_step)).any()
         for window in device.windows
     )
+
+
+def _is_worked_with_later(finding: RuleFinding, examination: Examination) -> bool:
+    """Whether results are made first, then read whole by most of what a job does, and let go of.
+
+    As embeddings of a whole set are, that are compared with one another.
+    """
+    device = next((one for one in examination.devices if one.name == finding.device), None)
+    allocs, number = finding.evidence.allocs, finding.evidence.window
+    if device is None or number < 0 or not len(allocs):
+        return False
+    window = device.windows[number]
+    rows = np.isin(window.lives.alloc, allocs)
+    if int(allocs.max()) > _FIRST * window.events or window.lives.free[rows].max() >= window.events:
+        return False
+    return are_read_whole(window, np.unique(window.lives.stack[rows]).tolist())
 
 
 def _is_made_at_once(finding: RuleFinding, peak: int, card: int) -> bool:

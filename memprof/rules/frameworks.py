@@ -83,7 +83,8 @@ _TORCH = {
 """What to type where no framework is in between, on a ``{device}``."""
 
 _BY_FUNCTION = {
-    ("fused_attention", "multi_head_attention_forward"): "attention(q, k, v, need_weights=False)"
+    ("chunk", "vmap_impl"): "torch.vmap(f, in_dims=…, chunk_size=…)",
+    ("fused_attention", "multi_head_attention_forward"): "attention(q, k, v, need_weights=False)",
 }
 """The same where a function of torch made the tensors, which has a switch of its own."""
 

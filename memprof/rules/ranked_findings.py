@@ -23,6 +23,8 @@ __all__ = ["findings", "without_repeats"]
 
 _LITTLE = 0.1
 """Of what the best change of some waste saves, that growth must come to, to be told before it."""
+_SOON = 100
+"""Steps in which it must come to that, where the run has fewer: it may be a short trial."""
 _MUCH = 0.5
 _BEFORE_WASTE = (Kind.LEAK, Kind.NON_TORCH, Kind.HOST_GROWTH, Kind.FRAGMENTATION)
 """Kinds of findings over a whole run that come before waste at a peak, the gravest first."""
@@ -77,7 +79,9 @@ def _comes_to_less(
     if finding.kind is Kind.FRAGMENTATION:
         peak = next(one for one in examination.devices if one.name == finding.device).peak_allocated
         return saving >= _MUCH * min(finding.bytes, peak)
-    return finding.kind is Kind.LEAK and growth_of(finding, examination) < _LITTLE * saving
+    if finding.kind is not Kind.LEAK:
+        return False
+    return growth_of(finding, examination, _SOON) < _LITTLE * saving
 
 
 def _until_full(candidates: Sequence[RuleFinding], run: Run) -> list[RuleFinding]:

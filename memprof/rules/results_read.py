@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from memprof.source_code.frame_kind import FrameKind, frame_kind
@@ -12,7 +12,14 @@ from memprof.trace import EMPTY, Frame
 from memprof.units import format_bytes
 from memprof.views.window import Window
 
-__all__ = ["Fate", "calling_frame", "fate_of", "fates", "reads_outside_torch"]
+__all__ = [
+    "Fate",
+    "are_read_whole",
+    "calling_frame",
+    "fate_of",
+    "fates",
+    "reads_outside_torch",
+]
 
 _FEWEST = 4
 """Results: fewer may be what a loop has in hand."""
@@ -95,6 +102,15 @@ def fates(window: Window) -> Iterator[Fate]:
             computed = tuple(row for one in entries for row in one.computed)
             sizes = tuple(sorted({one.size for one in entries}))
             yield Fate(stack, sizes, count, reduced, frames, computed)
+
+
+def are_read_whole(window: Window, stacks: Collection[int]) -> bool:
+    """Whether operators read all of nearly every result of some stacks, long after it was made."""
+    by_stack = _by_stack(window)
+    if not stacks or not by_stack.keys() >= set(stacks):
+        return False
+    entries = [entry for one in stacks for entry in by_stack[one]]
+    return sum(one.needed for one in entries) >= _NEARLY_ALL * sum(one.count for one in entries)
 
 
 def _by_stack(window: Window) -> dict[int, list[_Entry]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from memprof.source_code.idioms import filling, growing, last_name
 from memprof.source_code.program import (
@@ -31,7 +31,8 @@ def is_kept_to_length(place: Place, length: int = 0) -> bool:
     """Whether what a statement fills is asked for its length there, and loses items by it.
 
     ``while len(self.entries) > self.capacity: self.entries.popitem(last=False)``, in the same
-    function, or in a method of the same class that it calls; also a statement that runs only below
+    function, or in a method of the same class that it calls; or by a total that it is counted in,
+    as its bytes; also a statement that runs only below
     a length, and ``rows = rows[-100:]``. False for a container in another one (``rows[key]``):
     of those there may be ever more. A container that was seen to have ``length`` items is not kept
     to fewer: what takes from it does not run then.
@@ -107,7 +108,7 @@ def _limits(place: Place, name: str) -> Iterator[int | None]:
             yield _compared_with(node.test, place, name)  # type: ignore[attr-defined]
     for scope in _scopes(place):
         for node in ast.walk(scope):
-            if _trims_whole(node, name):
+            if _trims_whole(node, name) or _trims_by_total(node, place, name):
                 yield _limit_of(node, place, name)
     if any(called_name(call) in _MANY for call in ast.walk(place.statement)):
         return
@@ -285,6 +286,29 @@ def _trims_whole(node: ast.AST, name: str) -> bool:
         and ast.unparse(one.value) == name
         for one in node.targets
     )
+
+
+def _trims_by_total(node: ast.AST, place: Place, name: str) -> bool:
+    """Whether a loop takes from it while a total is too high, of which what is taken goes off.
+
+    ``while self.nbytes > self.limit: self.nbytes -= self.entries.popleft().nbytes``, where what
+    fills the container adds to the same total.
+    """
+    if not isinstance(node, ast.While):
+        return False
+    inner = [one for statement in node.body for one in ast.walk(statement)]
+    if not any(_takes(one, name) for one in inner):
+        return False
+    compared = [one for one in ast.walk(node.test) if isinstance(one, ast.Compare)]
+    terms = {ast.unparse(term) for one in compared for term in ast.walk(one)}
+    lowered = _totals(inner, ast.Sub) & terms
+    return any(lowered & _totals(ast.walk(scope), ast.Add) for scope in _scopes(place))
+
+
+def _totals(nodes: Iterable[ast.AST], operator: type[ast.operator]) -> set[str]:
+    """What is added to, or taken from, in place."""
+    changes = (node for node in nodes if isinstance(node, ast.AugAssign))
+    return {ast.unparse(one.target) for one in changes if isinstance(one.op, operator)}
 
 
 def _takes(node: ast.AST, name: str) -> bool:

@@ -160,3 +160,27 @@ def test_what_is_typed_clears_parameters_that_the_optimizer_does_not_have(tmp_pa
         "set_to_none",
         "model.zero_grad()",
     )
+
+
+def fires_on_fitted_models():
+    """Each has an optimizer with states while it is fitted; the last one is a variable still."""
+    model, optimizer = None, None
+
+    def step(number):
+        nonlocal model, optimizer
+        if number % 4 == 0:
+            model = nn.Sequential(nn.Embedding(WIDTH, WIDTH), nn.Linear(WIDTH, 1))
+            optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+        optimizer.zero_grad()
+        model(torch.arange(2)).square().sum().backward()
+        optimizer.step()
+        if number % 4 == 3:
+            sharpness(model)
+
+    return step
+
+
+def test_the_last_models_optimizer_does_not_hold_those_before_it(tmp_path):
+    found = findings_of(fires_on_fitted_models, tmp_path / "run.json", 48)[0]
+    assert (found.remedies[0].rule, found.remedies[0].fix) == ("create-graph", "autograd_grad")
+    assert found.remedies[0].code.endswith("sum().backward(create_graph=True)")

@@ -233,6 +233,12 @@ def test_what_to_type_is_for_the_device_where_it_lies(device):
     assert said == f'with torch.autocast("{device.split(":")[0]}", torch.bfloat16):'
 
 
+def test_a_function_that_is_mapped_over_samples_takes_some_of_them_at_a_time():
+    code = torch._functorch.vmap.vmap_impl.__code__  # what vmap calls, whatever chunks it is given
+    frame = Frame(code.co_name, code.co_filename, code.co_firstlineno)
+    assert typed("chunk", (frame,), "cpu") == "torch.vmap(f, in_dims=…, chunk_size=…)"
+
+
 def reserves(path, card, unused):
     """Counters of a card of which ever more is reserved and not used, up to some bytes."""
     mib, last = 1 << 20, 29
@@ -302,3 +308,75 @@ def test_a_few_bytes_with_a_graph_are_a_headline_where_nothing_more_leaks(beside
     (headline,) = [one for one in growing if not one.minor]
     assert (headline.bytes_per_step == 256 << 10) is beside
     assert len(growing) == 1 + beside
+
+
+def compares():
+    """What is made first is compared with one another, which is most of what the job does."""
+    model, blocks = nn.Linear(64, 64), []
+
+    @torch.no_grad()
+    def step(number):
+        blocks.append(model(torch.randn(1024, 64)))
+        if number == 23:
+            for query in blocks:
+                for block in blocks:
+                    torch.addmm(torch.zeros(1), query, block.T).topk(2)
+            blocks.clear()
+
+    return step
+
+
+def lets_go():
+    """Most of what the job does has nothing to do with what was made first."""
+    model, blocks = nn.Linear(64, 64), []
+
+    @torch.no_grad()
+    def step(number):
+        blocks.append(model(torch.randn(1024, 64)))
+        if number == 23:
+            for _ in range(500):
+                torch.randn(64, 64).topk(2)
+            blocks.clear()
+
+    return step
+
+
+@pytest.mark.parametrize(("program", "is_minor"), [(compares, True), (lets_go, False)])
+def test_what_is_made_first_and_then_worked_with_is_no_leak(program, is_minor, tmp_path):
+    found = [one for one in findings_of(program, tmp_path / "run.json", 24) if one.bytes_per_step]
+    assert [one.minor for one in found[:1]] == [is_minor]
+
+
+class Columns(nn.Module):
+    """A network that gets a part more for each task."""
+
+    def __init__(self, uses):
+        super().__init__()
+        self.columns, self.uses = nn.ModuleList(), uses
+
+    def forward(self, x):
+        with torch.no_grad():
+            for column in self.columns[self.uses :]:
+                column(x)
+        return self.columns[-1](x)
+
+
+@pytest.mark.parametrize(
+    ("every", "uses", "is_minor"),
+    [(4, 0, True), (4, -1, False), (1, 0, False)],
+    ids=["all are called", "the last is called", "one for each call"],
+)
+def test_a_network_that_is_to_grow_needs_the_parts_that_it_calls(every, uses, is_minor, tmp_path):
+    def grows():
+        net = Columns(uses)
+
+        def step(number):
+            if number % every == 0:
+                net.columns.append(nn.Linear(128, 128))
+            net(torch.randn(4, 128)).sum().backward()
+            net.zero_grad()
+
+        return step
+
+    found = [one for one in findings_of(grows, tmp_path / "run.json", 48) if one.bytes_per_step]
+    assert [one.minor for one in found[:1]] == [is_minor]

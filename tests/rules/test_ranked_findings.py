@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("torch", reason="one of the programs runs a model")
+
+import torch
+from torch import nn
+
 from memprof.loading import load
 from memprof.records import Holder, Site
 from memprof.reference_chain import Link, LinkKind
@@ -11,6 +16,7 @@ from memprof.rules.finding import Kind, RuleFinding
 from memprof.rules.ranked_findings import findings, without_repeats
 from memprof.testing import TraceBuilder, step_columns, write_run
 from memprof.trace import Frame, Phase
+from tests.rules.recorded import findings_of
 
 LOADING = Site("/home/me/train.py", 7)
 TRAINING = Site("/home/me/train.py", 12)
@@ -107,3 +113,23 @@ def test_waste_that_is_half_of_what_there_is_comes_before_room_that_is_not_used(
     assert [one.rule for one in named] == order
     holes = next(one for one in named if one.rule == "growing-fragmentation")
     assert not any(one.saves_per_step for one in holes.remedies)
+
+
+def embeds():
+    """What waits for no backward pass is 24 MiB; a list of 16 KiB more each time beside it."""
+    layers = [m for _ in range(4) for m in (nn.Linear(256, 256), nn.Tanh())]
+    model, parts = nn.Sequential(*layers).eval(), []
+
+    def step(number):
+        out = model(torch.randn(8192, 256)).detach()
+        parts.append(out[:16].clone())
+
+    return step
+
+
+def test_what_little_grows_comes_after_what_a_change_takes_off_the_peak_at_once(tmp_path):
+    ranked = findings_of(embeds, tmp_path / "run.json", 24)
+    first, *others = (one for one in ranked if not one.minor)
+    assert (first.rule, first.remedies[0].fix) == ("evaluation-graph", "no_grad")
+    growth = next(one for one in others if one.kind is Kind.LEAK)
+    assert growth.bytes_per_step == 16 * 256 * 4

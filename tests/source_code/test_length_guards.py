@@ -52,6 +52,36 @@ def test_a_method_that_evicts_by_length_keeps_its_dict_short(tmp_path, after, is
     assert kept(tmp_path, text, "self.entries[key] = value") is is_kept
 
 
+BY_TOTAL = """class Replay:
+    def add(self, episode):
+        self.episodes.append(episode)
+        self.steps {raised} len(episode)
+        while {test}:
+            {lowered}
+"""
+
+
+@pytest.mark.parametrize(
+    ("raised", "test", "lowered", "is_kept"),
+    [
+        ("+=", "self.steps > self.most", "self.steps -= len(self.episodes.popleft())", True),
+        ("+=", "self.most < self.steps", "self.steps -= len(self.episodes.popleft())", True),
+        (
+            *("+=", "self.episodes and self.steps + len(episode) > self.most"),
+            *("self.steps -= len(self.episodes.popleft())", True),
+        ),
+        ("+=", "self.steps > self.most", "self.steps -= len(self.others.popleft())", False),
+        ("+=", "self.steps > self.most", "self.lost -= len(self.episodes.popleft())", False),
+        ("=", "self.steps > self.most", "self.steps -= len(self.episodes.popleft())", False),
+    ],
+)
+def test_a_container_is_kept_to_a_total_that_it_is_counted_in(
+    tmp_path, raised, test, lowered, is_kept
+):
+    text = BY_TOTAL.format(raised=raised, test=test, lowered=lowered)
+    assert kept(tmp_path, text, "self.episodes.append(episode)") is is_kept
+
+
 @pytest.mark.parametrize(
     ("body", "statement", "is_kept"),
     [

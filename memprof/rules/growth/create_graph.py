@@ -19,6 +19,8 @@ from memprof.views.owners import CATEGORY_NAMES
 __all__ = ["RULE"]
 
 _OF_MODEL = frozenset({LinkKind.MODULE_ATTRIBUTE, LinkKind.PARAMETER, LinkKind.BUFFER})
+_WITH_OWNER = 2
+"""Links: the variable, and what it is."""
 _BY_GRADIENT = frozenset({LinkKind.GRAD, LinkKind.CPP_CYCLE, LinkKind.CYCLE})
 
 
@@ -115,9 +117,10 @@ def _is_alone(case: Case) -> bool:
 
 
 def _is_variable(holder: Holder) -> bool:
-    """Whether a variable of a function is the model itself, and no container of models."""
-    first = holder.links[0].kind if holder.links else None
-    return first == LinkKind.LOCAL and holder.links[1:2] != [] and holder.links[1].kind in _OF_MODEL
+    """Whether a variable of a function is the model or its optimizer, and no container of them."""
+    if len(holder.links) < _WITH_OWNER or holder.links[0].kind != LinkKind.LOCAL:
+        return False
+    return holder.links[1].kind in _OF_MODEL | {LinkKind.OPTIMIZER_STATE}
 
 
 RULE = CreateGraph()

@@ -148,7 +148,8 @@ def _unbuilt(
     is_kept_by_several = len(several) >= _FEWEST_KEEPING
     patch = under_no_grad(case)
     is_over = case.window is not None and _went_unlearned(case.window)
-    is_needless = patch or is_unlearned(case) or (is_kept_by_several and is_over)
+    is_needless = bool(patch) or is_unlearned(case)
+    is_needless |= is_over and (is_kept_by_several or _never_learned_by_call(case, site))
     if is_needless or (is_kept_by_several and _are_never_learned(case, several)):
         kept_at = f"{_lines(several)} keep them, and no" if is_kept_by_several else "no"
         yield Advice(
@@ -193,6 +194,19 @@ def _is_left_alone(match: OldGraph, case: Case) -> bool:
         return False
     freed_in = np.append(window.phase_of_event, Phase.UNKNOWN)[window.lives.free[match.rows]]
     return not bool((freed_in == Phase.BACKWARD).any())
+
+
+def _never_learned_by_call(case: Case, site: Place) -> bool:
+    """Whether no backward pass freed any activation of the calls that a statement makes."""
+    window = case.window
+    frames = [frame for frame, place in case.frames if place.statement is site.statement]
+    if window is None or not frames:
+        return False
+    activations = window.category == Category.ACTIVATION
+    stacks = np.unique(window.lives.stack[activations]).tolist()
+    own = [one for one in stacks if frames[0] in window.trace.stack(one)]
+    rows = activations & np.isin(window.lives.stack, own)
+    return not bool((window.freed_by[rows] == Phase.BACKWARD).any())
 
 
 def _are_never_learned(case: Case, places: Sequence[Place]) -> bool:
