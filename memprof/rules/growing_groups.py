@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
 from typing import TypeAlias
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.records import Holder
-from memprof.reference_chain import LinkKind, largest_container
+from memprof.reference_chain import Link, LinkKind, largest_container
 from memprof.rules.ended_loops import loop_is_over, training_is_over
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import copies_collection, joins_tensors
@@ -46,6 +47,9 @@ _LEAST_TAKEN = 4
 """Tensors of a group that were freed again: then what gives to a container also takes from it."""
 _LEAST_FILLINGS = 3
 """Steps that add to what a container keeps with graphs, where looks saw that it grows."""
+_LEAST_ITEMS = 6
+"""Items of a list, each with the same bytes, that came at no regular distances."""
+_LISTS = ("list", "deque", "set")
 _LEAST_SPAN = 8
 """Steps from the first rise to the last: less is a start, not a trend."""
 _LEAST_EXACT = 4
@@ -142,19 +146,20 @@ def _held_groups(
         if holders[0].links[0].kind == LinkKind.CPP_CYCLE:
             yield rows, _ever_more_in_its_loop
             continue
-        container = largest_container(holders[0].links)
-        length = holders[0].links[container].length if container is not None else 0
-        if not holders[0].is_named or length < _LEAST_BIRTHS:
+        at = largest_container(holders[0].links)
+        container = holders[0].links[at] if at is not None else None
+        if container is None or not holders[0].is_named or container.length < _LEAST_BIRTHS:
             continue
-        grows = container is not None and holders[0].links[container].grows
         if stack == EMPTY:
-            yield rows, _ever_more_at_looks if grows else _ever_more
+            yield rows, _ever_more_at_looks if container.grows else _ever_more
         elif any(link.kind in _ERRORS for link in holders[0].links):
             yield rows, _now_and_then
-        elif grows:
-            yield rows, _with_graphs if holders[0].through_graph else _more_than_taken
+        elif container.grows and holders[0].through_graph:
+            yield rows, _with_graphs
+        elif container.type_name in _LISTS:
+            yield rows, partial(_given_to_list, container=container)
         else:
-            yield rows, _at_regular_steps
+            yield rows, _more_than_taken if container.grows else _at_regular_steps
 
 
 def _exact_groups(survival: Survival, freed: Bools) -> Iterator[GrowingGroup]:
@@ -299,12 +304,22 @@ def _now_and_then(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup 
         return None
     if (lives.freed_in[rows] < length).any():
         return None
-    span = int(births[-1] - births[0])
+    return _given_now_and_then(survival, rows, freed, births)
+
+
+def _given_now_and_then(
+    survival: Survival, rows: Ints, freed: Bools, births: Ints, sure: float = _LEAST_BIRTHS
+) -> GrowingGroup:
+    """A group that steps in ``births`` gave to, and none took from.
+
+    So many births as ``sure`` says halve the doubt that this goes on.
+    """
+    lives, span = survival.lives, int(births[-1] - births[0])
     growth = Rise(
         places=births,
         per_place=float(lives.size[rows][lives.allocated_in[rows] > births[0]].sum()) / span,
         slope=0.0,
-        confidence=round(1 - 0.5 ** (len(births) / _LEAST_BIRTHS), 3),
+        confidence=round(1 - 0.5 ** (len(births) / sure), 3),
         every=max(1, round(span / (len(births) - 1))),
     )
     return _group(survival, rows, rows, growth, freed)
@@ -341,14 +356,7 @@ def _in_few_steps(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup 
         return None
     if (lives.freed_in[rows] < length).any():
         return None
-    growth = Rise(
-        places=births,
-        per_place=float(lives.size[rows][lives.allocated_in[rows] > births[0]].sum()) / span,
-        slope=0.0,
-        confidence=round(1 - 0.5 ** len(births), 3),
-        every=max(1, round(span / (len(births) - 1))),
-    )
-    return _group(survival, rows, rows, growth, freed)
+    return _given_now_and_then(survival, rows, freed, births, sure=1)
 
 
 def _at_regular_steps(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | None:
@@ -375,6 +383,31 @@ def _at_regular_steps(survival: Survival, rows: Ints, freed: Bools) -> GrowingGr
         every=every,
     )
     return _group(survival, rows, rows, growth, freed)
+
+
+def _given_to_list(
+    survival: Survival, rows: Ints, freed: Bools, container: Link
+) -> GrowingGroup | None:
+    """A group that a list keeps, of which each item has as many bytes.
+
+    Rounds that take ever longer give to a list ever more rarely. So does what fills a cache; but a
+    cache has keys.
+    """
+    judge = _more_than_taken if container.grows else _at_regular_steps
+    regular = judge(survival, rows, freed)
+    lives, steps = survival.lives, len(survival)
+    if regular is not None or (lives.freed_in[rows] < steps).any():
+        return regular
+    births, place = np.unique(lives.allocated_in[rows], return_inverse=True)
+    nbytes = np.bincount(place.reshape(-1), weights=lives.size[rows])
+    is_one_each = container.grows or abs(len(births) - container.length) <= 1
+    if births[0] < 0 or not is_one_each or (nbytes != nbytes[0]).any():
+        return None
+    if len(births) < _LEAST_ITEMS or births[-1] - births[0] < _LEAST_SPAN:
+        return None
+    if births[-1] < steps * (1 - _LATE) or nbytes[0] < _LEAST_EXACT_BYTES:
+        return None
+    return _given_now_and_then(survival, rows, freed, births)
 
 
 def _ever_more_at_looks(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup | None:

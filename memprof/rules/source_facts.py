@@ -81,7 +81,9 @@ def serves_training(case: Case, place: Place) -> bool:
     return bool((phases[trace.events.label[lives.free[rows]]] == Phase.BACKWARD).any())
 
 
-def handed_over(case: Case, place: Place | None, value: ast.expr | None) -> Handed | None:
+def handed_over(
+    case: Case, place: Place | None, value: ast.expr | None, method: str = ""
+) -> Handed | None:
     """The call that hands a kept value to the function that keeps it (`call_sites.handed_over`).
 
     Calls in functions that the tensor's stack runs through come first; a method of a container's
@@ -93,4 +95,5 @@ def handed_over(case: Case, place: Place | None, value: ast.expr | None) -> Hand
         case.programs,
         first=[near.scope for _, near in case.frames],
         owners={link.name for holder in case.finding.holders for link in holder.links},
+        method=method,
     )

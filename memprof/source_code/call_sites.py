@@ -39,6 +39,8 @@ class _Search:
     """Identities of the functions whose calls come first."""
     owners: Collection[str]
     """Names by which the object whose method is called may be known."""
+    method: str = ""
+    """The bound method that is handed over, ``Class.name``, where that is known."""
 
 
 def handed_over(
@@ -48,13 +50,15 @@ def handed_over(
     *,
     first: Sequence[ast.AST] = (),
     owners: Collection[str] = (),
+    method: str = "",
 ) -> Handed | None:
     """The call that a kept value comes from, where it is a parameter of the function around.
 
-    Of ``meter.update(loss)`` for ``self.total += value`` in ``update``. Calls in the functions
-    ``first`` come first. None where the value is made right there, or no call is found.
+    Of ``meter.update(loss)`` for ``self.total += value`` in ``update``. A call that hands over the
+    ``method`` of that name comes first, then calls in the functions ``first``. None where the value
+    is made right there, or no call is found.
     """
-    search = _Search(programs, frozenset(map(id, first)), owners)
+    search = _Search(programs, frozenset(map(id, first)), owners, method)
     argument: Handed | None = None
     for _ in range(_DEEPEST):
         outer = _call_of(search, place, value)
@@ -94,12 +98,24 @@ def _arguments(
     if name_called in _OF_CONTAINERS:
         calls = [(call, where) for call, where in calls if _is_of(search, place, call, where)]
     calls.sort(key=lambda pair: id(pair[1].scope) not in search.first)
+    handed = []
     for call, where in calls:
         values = [k.value for k in call.keywords if k.arg == name]
         if 0 <= position < len(call.args):
             values += [call.args[position]]
         if values and not isinstance(values[0], (ast.Constant, ast.Starred)):
-            yield where, values[0]
+            handed.append((where, values[0]))
+    yield from sorted(handed, key=lambda one: not _may_be_method(one[0], one[1], search.method))
+
+
+def _may_be_method(where: Place, value: ast.expr, method: str) -> bool:
+    """Whether an argument may be a bound method: ``self.name`` in its class, or ``x.name``."""
+    class_, _, name = method.rpartition(".")
+    if not isinstance(value, ast.Attribute) or value.attr != name:
+        return False
+    of_self = isinstance(value.value, ast.Name) and value.value.id == "self"
+    own = where.class_.name if where.class_ is not None else ""
+    return not of_self or own == class_.rpartition(".")[2]
 
 
 def _is_of(search: _Search, place: Place, call: ast.Call, where: Place) -> bool:

@@ -41,7 +41,7 @@ from pathlib import Path
 from tests.rules.recorded import record
 from tests.unhurried import lift_limits
 lift_limits()
-record(program, Path(sys.argv[1]))
+record(program, Path(sys.argv[1]), int(sys.argv[2]))
 """
 Program = Callable[[], "Step | TraceBuilder | tuple[TraceBuilder, ...] | Recording"]
 """Builds a job and returns its step, or what a recording of such a job would hold."""
@@ -56,13 +56,13 @@ def findings_of(program: Program, path: Path, steps: int = 16) -> tuple[RuleFind
     return findings(load(path))
 
 
-def findings_of_fork(program: Program, path: Path) -> tuple[RuleFinding, ...]:
+def findings_of_fork(program: Program, path: Path, steps: int = 16) -> tuple[RuleFinding, ...]:
     """What is found in a recording of ``program``, made in a process that nothing else has used.
 
     Some programs leave cycles behind that nothing frees, and a search comes upon them later.
     """
     code = f"from {program.__module__} import {program.__name__} as program\n" + RECORD
-    done = forks.run(code, path)
+    done = forks.run(code, path, steps)
     assert done.returncode == 0, done.stderr
     return findings(load(path))
 

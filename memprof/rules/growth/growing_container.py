@@ -201,8 +201,19 @@ def _best_few(place: Place, name: str, programs: Sequence[Program]) -> str:
         for call in called
         if isinstance(call.func, ast.Attribute) and call.func.attr in FILLING
     }
-    best = [(node, read) for node in nodes for read in _read_in_part(node) if id(read) in reads]
-    if not best or reads - filled - counted - {id(read) for _, read in best}:
+    sorts = {
+        id(call.func.value)
+        for call in called
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "sort"
+    }
+    is_in_order = bool(sorts & reads)
+    best = [
+        (node, read)
+        for node in nodes
+        for read in _read_in_part(node, is_in_order=is_in_order)
+        if id(read) in reads
+    ]
+    if not best or reads - filled - counted - sorts - {id(read) for _, read in best}:
         return ""
     return ast.unparse(best[0][0])
 
@@ -216,12 +227,17 @@ def _asked_if_empty(node: ast.AST) -> list[ast.expr]:
     return []
 
 
-def _read_in_part(node: ast.AST) -> list[ast.expr]:
-    """What ``sorted(items)[:3]``, ``heapq.nlargest(3, items)`` or ``min(items, key=…)`` reads."""
+def _read_in_part(node: ast.AST, *, is_in_order: bool) -> list[ast.expr]:
+    """What ``sorted(items)[:3]``, ``heapq.nlargest(3, items)`` or ``min(items, key=…)`` reads.
+
+    Of a list that is sorted in its place, ``items[:3]``.
+    """
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
-        is_first = node.slice.lower is None and node.slice.upper is not None
-        ordered = node.value if is_first and called_name(node.value) == "sorted" else None
-        return ordered.args[:1] if isinstance(ordered, ast.Call) else []
+        if node.slice.lower is not None or node.slice.upper is None:
+            return []
+        if isinstance(node.value, ast.Call):
+            return node.value.args[:1] if called_name(node.value) == "sorted" else []
+        return [node.value] if is_in_order else []
     if not isinstance(node, ast.Call):
         return []
     name = called_name(node)

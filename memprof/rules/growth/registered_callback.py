@@ -42,7 +42,8 @@ class RegisteredCallback(GrowthRule[Callbacks]):
         kinds = {link.kind for link in items}
         if not kinds & {LinkKind.BOUND_METHOD, LinkKind.CLOSURE, LinkKind.PARTIAL}:
             return None
-        source = handed_over(case, container.place, container.filling.values[-1])
+        method = next((link.type_name for link in items if link.kind == LinkKind.BOUND_METHOD), "")
+        source = handed_over(case, container.place, container.filling.values[-1], method)
         origin = source[0] if source is not None else container.place
         return Callbacks(container, origin, LinkKind.BOUND_METHOD in kinds)
 
