@@ -87,8 +87,9 @@ def filled_at(
 ) -> int:
     """The line that puts things into a variable, or an attribute ``.name``; 0: none.
 
-    Of several lines one that names ``keys`` (quoted dict keys further down the chain) or lies in
-    the class ``class_name`` (or the Function of that node) is preferred.
+    Of several lines one that names ``keys`` (quoted dict keys further down the chain), or writes
+    under a key that is computed (``records[split].append(x)``), or lies in the class ``class_name``
+    (or the Function of that node) is preferred.
     For a variable of a closure lines from ``after`` on, where its function begins, come first. Of a
     variable of ``function`` what other functions put into theirs of the same name comes last.
     With ``as_key`` tensors are the keys, and the values may be anything.
@@ -105,10 +106,11 @@ def filled_at(
         key=lambda one: (
             one.line < after,
             one.function in others,
-            sum(text not in one.keys for text in texts),
+            "" not in one.keys and sum(text not in one.keys for text in texts),
             one.rank % NO_TENSOR == EMPTIED,
             bool(class_name) and one.class_ != class_name,
             (one.rank % NO_TENSOR if as_key else one.rank) + _HALF * one.on_host,
+            sum(text not in one.keys for text in texts),
             one.function == "__init__",
             not _carries_on(index, one),
             one.line,

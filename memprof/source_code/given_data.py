@@ -11,6 +11,7 @@ from functools import partial
 
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import (
+    FUNCTIONS,
     Place,
     Program,
     bound_names,
@@ -30,6 +31,8 @@ _FEEDING = ("/transformers/trainer.py", "/lightning/pytorch/", "/pytorch_lightni
 """Files of libraries that run the loop, and call methods of the program with a batch …"""
 _BATCHES = ("batch", "inputs")
 """… under these names."""
+_DATA_CLASSES = ("Dataset", "IterableDataset", "NamedTuple", "object")
+_WITH_GRAPHS = ("torch.nn.Parameter", "torch.autograd.", "torch.func.")
 _NOT_ONCE = (ast.IfExp, ast.BoolOp, ast.Lambda, *COMPREHENSIONS)
 """What may run an expression in it never, later, or several times."""
 _OPERATIONS = (
@@ -170,6 +173,9 @@ class _DataFlow:
             return False
         own = place.program.functions(call.func.id)
         if not own:
+            classes = [one for one in place.program.classes() if one.name == call.func.id]
+            if classes:
+                return len(classes) == 1 and _makes_data(place.program, classes[0])
             return hasattr(builtins, call.func.id)
         key = id(own[0]), "", True
         if key not in self.known:
@@ -200,6 +206,42 @@ class _DataFlow:
             and self.is_data(at, node.value)
             for node in bindings
         )
+
+
+def _makes_data(program: Program, class_: ast.ClassDef) -> bool:
+    """Whether objects of a class have nothing but data, if they are given nothing else.
+
+    It calls functions without state and its own methods, and makes no modules or parameters.
+    """
+    bases = [ast.unparse(base).rpartition(".")[2] for base in class_.bases]
+    if not set(bases) <= set(_DATA_CLASSES) or class_.keywords:
+        return False
+    methods = {one.name for one in ast.walk(class_) if isinstance(one, FUNCTIONS)}
+    for call in calls_in(class_):
+        place = program.place(call)
+        name = qualified_name(place, call.func) if place is not None else ""
+        if place is None or name.startswith(_WITH_GRAPHS):
+            return False
+        if name.startswith("torch.nn.") and not name.startswith(_FUNCTIONAL):
+            return False
+        if not name and not _is_of_value(call.func, methods):
+            return False
+        if name and not name.startswith(_STATELESS):
+            return False
+    return True
+
+
+def _is_of_value(function: ast.expr, methods: set[str]) -> bool:
+    """Whether a function without a name of its own is a method: of ``self``, or of a value.
+
+    ``self.model(x)`` is none: what an attribute is may be a module.
+    """
+    if isinstance(function, ast.Name):
+        return hasattr(builtins, function.id)
+    if not isinstance(function, ast.Attribute):
+        return False
+    is_own = isinstance(function.value, ast.Name) and function.value.id == "self"
+    return not is_own or function.attr in methods
 
 
 def _bound(place: Place, name: str) -> list[ast.expr | None]:
@@ -274,10 +316,14 @@ def _argument(call: ast.Call, place: Place, name: str) -> ast.expr | None:
     """What a call hands to the parameter ``name`` of the function around a statement."""
     value = next((one.value for one in call.keywords if one.arg == name), None)
     names = list(_by_position(place))
-    if value is None and name in names and names.index(name) < len(call.args):
-        value = call.args[names.index(name)]
-    is_spread = any(isinstance(one, ast.Starred) for one in call.args)
-    return None if is_spread else value
+    spread = next((at for at, one in enumerate(call.args) if isinstance(one, ast.Starred)), None)
+    if value is not None or name not in names:
+        return value
+    at = names.index(name)
+    if spread is not None and at >= spread:
+        last = call.args[-1]  # of several values one; what comes after them is not known by place
+        return last.value if isinstance(last, ast.Starred) and last is call.args[spread] else None
+    return call.args[at] if at < len(call.args) else None
 
 
 def _by_position(place: Place) -> Iterator[str]:

@@ -84,6 +84,21 @@ def test_an_empty_list_under_a_new_key_fills_nothing(tmp_path: Path) -> None:
     assert filled_at(filename, "groups") == line_of(filename, "groups[key].append(x)")
 
 
+def test_a_computed_key_may_be_any(tmp_path: Path) -> None:
+    text = """class History:
+    def __init__(self):
+        self.records = {"train": [], "val": []}
+    def add(self, split, value):
+        self.records[split].append(value)
+"""
+    assert filled_at(source(tmp_path, text), ".records", keys=["'val'"]) == 5
+    own = text + """    def validated(self, value):
+        self.records["val"].append(value)
+"""
+    assert filled_at(source(tmp_path, own), ".records", keys=["'val'"]) == 7
+    assert filled_at(source(tmp_path, own), ".records", keys=["'train'"]) == 5
+
+
 def test_nested_dicts_are_filled_where_most_of_the_keys_are_named(tmp_path: Path) -> None:
     text = 'h["train"]["acc"].append(1)\nh["val"]["loss"].append(y)\nh["train"]["loss"].append(x)\n'
     filename = source(tmp_path, text)

@@ -120,6 +120,62 @@ def test_what_is_joined_of_parameters_is_followed_to_the_loop(
     assert is_given_data([source_of(str(path))], stack) is is_data
 
 
+MADE = """import torch
+import torch.nn.functional as F
+from torch import nn
+
+class Patches({base}):
+    def __init__(self, seed):
+        self.generator = torch.Generator().manual_seed(seed)
+        {made}
+
+    def scaled(self, images):
+        return F.interpolate(images, scale_factor=0.5)
+
+    def next(self, batch):
+        images = torch.rand(batch, 3, 8, 8, generator=self.generator)
+        return {returned}
+
+class Loss(nn.Module):
+    def forward(self, output, target):
+        return self.encoder(target)
+
+def step(model, loss, low, high):
+    output = model(low)
+    value = loss(output, high)
+
+def main(model, loss):
+    train, other = Patches(seed=1), Patches(seed=2)
+    step(model, {given})
+"""
+
+
+@pytest.mark.parametrize(
+    ("base", "made", "returned", "given", "is_data"),
+    [
+        ("object", "pass", "self.scaled(images), images", "loss, *train.next(4)", True),
+        ("torch.utils.data.Dataset", "pass", "images, images", "loss, *train.next(4)", True),
+        ("object", "pass", "images, images", "*(loss, *train.next(4))", False),
+        ("object", "pass", "images, images", "*[loss], *train.next(4)", False),
+        ("nn.Module", "pass", "images, images", "loss, *train.next(4)", False),
+        ("object", "self.net = nn.Linear(3, 3)", "images, images", "loss, *train.next(4)", False),
+        ("object", "pass", "self.net(images), images", "loss, *train.next(4)", False),
+    ],
+)
+def test_what_an_object_without_modules_makes_is_data(
+    base, made, returned, given, is_data, tmp_path
+):
+    path = tmp_path / "program.py"
+    path.write_text(MADE.format(base=base, made=made, returned=returned, given=given))
+    lines = path.read_text().splitlines()
+    wanted = (("forward", "encoder"), ("step", "loss(output"), ("main", "step(model,"))
+    stack = tuple(
+        Frame(name, str(path), max(n for n, one in enumerate(lines, 1) if text in one))
+        for name, text in wanted
+    )
+    assert is_given_data([source_of(str(path))], stack) is is_data
+
+
 FED = """class Distiller(Trainer):
     def compute_loss(self, model, inputs):
         return self.teacher(input_ids=inputs["input_ids"])

@@ -24,6 +24,9 @@ from memprof.views.window import Window
 
 __all__ = ["RULE", "UnreadGradients"]
 
+_MODULE_CALL = "_wrapped_call_impl"
+"""How torch names the function that calls a module, once for each call."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnreadGradients(Match):
@@ -137,12 +140,25 @@ class UnusedGradients(WasteRule[UnreadGradients]):
                 yield Advice("no_grad", one, site)
                 return
             ungraded = Advice("no_grad", f"{_first_upper(why)}; {graph_note}.", site)
-            yield from (ungraded, frozen) if match.called_at is not None else (frozen, ungraded)
+            is_outside = match.called_at is not None and not _runs_within(match, case)
+            yield from (ungraded, frozen) if is_outside else (frozen, ungraded)
             return
         yield frozen
         condition = "If nothing before it takes a gradient,"
         yield Advice("detach", f"{condition} cut it off here: {why}.", site)
         yield Advice("no_grad", f"{condition} compute it under `torch.no_grad()`: {why}.", site)
+
+
+def _runs_within(match: UnreadGradients, case: Case) -> bool:
+    """Whether the line that is known to call them alone is of their own module's forward pass.
+
+    As many calls of modules led to it as lead to that module.
+    """
+    stack, depth = case.finding.stack, match.modules.strip("`").count(".") + 1
+    if match.called_at not in stack:
+        return False
+    outer = stack[stack.index(match.called_at) :]
+    return sum(one.name.rpartition(".")[2] == _MODULE_CALL for one in outer) >= depth
 
 
 def _first_upper(text: str) -> str:
