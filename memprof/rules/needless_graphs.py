@@ -21,6 +21,7 @@ from memprof.views.window import Bools, Ints, Window
 
 __all__ = [
     "NeedlessTraining",
+    "OwnGraph",
     "graph_for_nothing",
     "line_of_its_own",
     "needless_training",

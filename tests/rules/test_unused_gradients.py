@@ -377,3 +377,44 @@ def test_the_line_that_gives_a_function_the_reference_is_named(tmp_path):
         "no_grad",
         "reference_scores = scores_of(reference, batch)",
     )
+
+
+class Encoder(nn.Module):
+    """A module whose forward pass is a statement of the program's."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(Net() for _ in range(4)))
+
+    def forward(self, x):
+        return self.layers(x).tanh()
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.head = Encoder(), nn.Linear(192, 192)
+
+    def forward(self, x):
+        return self.head(self.encoder(x))
+
+
+def trains_the_head():
+    model = Classifier()
+    optimizer = torch.optim.Adam(model.head.parameters(), 0.1)
+
+    def step(number):
+        model(torch.randn(4096, 192)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def test_a_part_that_one_expression_calls_with_the_head_is_to_be_frozen(tmp_path):
+    """The line of its own is in the encoder, where no `torch.no_grad()` belongs."""
+    first = findings_of(trains_the_head, tmp_path / "run.json")[0]
+    assert first.rule == "unused-gradients"
+    frozen, ungraded = first.remedies[:2]
+    assert (frozen.fix, ungraded.fix) == ("freeze_params", "no_grad")
+    assert ungraded.code == "return self.layers(x).tanh()"

@@ -92,9 +92,12 @@ def test_a_computed_key_may_be_any(tmp_path: Path) -> None:
         self.records[split].append(value)
 """
     assert filled_at(source(tmp_path, text), ".records", keys=["'val'"]) == 5
-    own = text + """    def validated(self, value):
+    own = (
+        text
+        + """    def validated(self, value):
         self.records["val"].append(value)
 """
+    )
     assert filled_at(source(tmp_path, own), ".records", keys=["'val'"]) == 7
     assert filled_at(source(tmp_path, own), ".records", keys=["'train'"]) == 5
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS
-from memprof.rules.needless_graphs import graph_for_nothing, without_graph
+from memprof.rules.needless_graphs import OwnGraph, graph_for_nothing, without_graph
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.asked_gradients import data_asked_for_gradients
 from memprof.source_code.idioms import keyword, optimizers_made
@@ -41,6 +41,8 @@ class UnreadGradients(Match):
     trained runs before them."""
     called_at: Frame | None = None
     """The user's line from which they, and nothing that is trained, were called."""
+    is_within: bool = False
+    """That line is of their own forward pass, in a model that is trained in other parts."""
     call: str = ""
     """The one call of that line, where it makes others that need their graph."""
     asked: tuple[Place, str] | None = None
@@ -92,6 +94,7 @@ class UnusedGradients(WasteRule[UnreadGradients]):
             within_model=bool(_roots(names) & _roots([paths[m] for m in training_modules if m])),
             graph=int(window.lives.size[graph[window.at_peak[graph]]].sum()),
             called_at=own_graph.called_at,
+            is_within=_runs_within(window, own_graph, [paths[m] for m in training_modules if m]),
             call=own_graph.call,
             asked=asked,
         )
@@ -140,7 +143,7 @@ class UnusedGradients(WasteRule[UnreadGradients]):
                 yield Advice("no_grad", one, site)
                 return
             ungraded = Advice("no_grad", f"{_first_upper(why)}; {graph_note}.", site)
-            is_outside = match.called_at is not None and not _runs_within(match, case)
+            is_outside = match.called_at is not None and not match.is_within
             yield from (ungraded, frozen) if is_outside else (frozen, ungraded)
             return
         yield frozen
@@ -149,16 +152,24 @@ class UnusedGradients(WasteRule[UnreadGradients]):
         yield Advice("no_grad", f"{condition} compute it under `torch.no_grad()`: {why}.", site)
 
 
-def _runs_within(match: UnreadGradients, case: Case) -> bool:
-    """Whether the line that is known to call them alone is of their own module's forward pass.
+def _runs_within(window: Window, own: OwnGraph, trained: Collection[str]) -> bool:
+    """Whether the line that calls them alone is of a forward pass of a part of a trained model.
 
-    As many calls of modules led to it as lead to that module.
+    So many calls of modules led to it: the part has that depth in the model.
     """
-    stack, depth = case.finding.stack, match.modules.strip("`").count(".") + 1
-    if match.called_at not in stack:
+    if own.called_at is None or not len(own.rows):
         return False
-    outer = stack[stack.index(match.called_at) :]
-    return sum(one.name.rpartition(".")[2] == _MODULE_CALL for one in outer) >= depth
+    row = int(own.rows[0])
+    stack = window.stack(row)
+    outer = stack[stack.index(own.called_at) :] if own.called_at in stack else ()
+    depth = sum(one.name.rpartition(".")[2] == _MODULE_CALL for one in outer)
+    names = window.module_name(row).split(".")
+    part, around = ".".join(names[:depth]), ".".join(names[: depth - 1])
+    return (
+        depth > 1
+        and any(f"{one}.".startswith(f"{around}.") for one in trained)
+        and not any(f"{one}.".startswith(f"{part}.") for one in trained)
+    )
 
 
 def _first_upper(text: str) -> str:
