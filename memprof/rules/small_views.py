@@ -19,7 +19,7 @@ from memprof.source_code.assignment_index import is_empty_container
 from memprof.source_code.call_sites import Handed
 from memprof.source_code.idioms import growing, last_name
 from memprof.source_code.patch import diff, wrapped
-from memprof.source_code.program import Place, assigned, bound_names
+from memprof.source_code.program import Place, assigned, bound_names, called_name
 from memprof.source_code.values import values_of
 from memprof.units import format_bytes
 
@@ -199,13 +199,18 @@ def _stored_parts(case: Case, holders: Iterable[Holder]) -> Iterator[Handed]:
         where, value = handed_over(case, place, value) or (place, value)
         parts = values_of(where, value.id) if isinstance(value, ast.Name) else [value]
         part_statements = list(parts)
-        if not part_statements or not all(
-            isinstance(part, ast.Subscript) for part in part_statements
-        ):
+        if not part_statements or not all(map(_is_part, part_statements)):
             continue
         names = {ast.unparse(one) for one in (value, *bound_names(where.statement))}
         if not any(_writes(node, names) for node in ast.walk(where.scope)):
             yield where, value
+
+
+def _is_part(value: ast.expr | None) -> bool:
+    """``rows[:2]``, also cut off from its graph: ``rows[:2].detach()`` shares its storage, too."""
+    if isinstance(value, ast.Call) and called_name(value) == "detach":
+        return isinstance(value.func, ast.Attribute) and _is_part(value.func.value)
+    return isinstance(value, ast.Subscript)
 
 
 def _items(place: Place, holder: Holder) -> Iterator[Handed]:

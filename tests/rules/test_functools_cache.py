@@ -36,12 +36,15 @@ def looks_alike():
 
 
 def test_it_is_to_be_given_a_largest_size(tmp_path):
-    (found,) = findings_of(fires, tmp_path / "run.json")
+    (found,) = findings_of(fires, tmp_path / "run.json", 96)
     first, second, *_ = found.remedies
     assert found.rule == first.rule == "functools-cache"
     assert found.bytes_per_step == WIDTH * WIDTH * 4
     assert (first.fix, second.fix) == ("bound_cache", "clear_container")
-    assert "+    @functools.lru_cache(maxsize=128)" in first.patch
+    # an eighth of the entries, of which each has the same bytes
+    assert "+    @functools.lru_cache(maxsize=8)" in first.patch
+    assert first.saves_bytes == round(WIDTH * WIDTH * 4 * (1 - 8 / found.growth.times))
+    assert 88 <= found.growth.times < 96
 
 
 class Net(torch.nn.Linear):

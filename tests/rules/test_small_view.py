@@ -203,6 +203,24 @@ def test_the_view_is_cloned_in_the_tuple_that_has_a_name(tmp_path):
     assert "+            entry = (number * 2 + row, batch[row].clone())" in first.patch
 
 
+def pairs():
+    kept = []
+
+    def step(number):
+        made = torch.zeros(WIDTH, WIDTH)
+        wanted = torch.ones(WIDTH, WIDTH)
+        kept.append((number, made[:1].detach(), wanted[:1]))
+
+    return step
+
+
+def test_all_parts_of_a_tuple_are_cloned_also_what_is_detached(tmp_path):
+    found = findings_of(pairs, tmp_path / "run.json")
+    first = found[0].remedies[0]
+    assert (found[0].rule, first.fix) == ("small-view", "clone_view")
+    assert "kept.append((number, made[:1].detach().clone(), wanted[:1].clone()))" in first.patch
+
+
 class Written(Hardest):
     """The batch is to see what is written into its row."""
 

@@ -17,8 +17,10 @@ from memprof.source_code.program import Place
 
 __all__ = ["RULE"]
 
-_LARGEST = 128
-"""Entries: the default of ``functools.lru_cache``."""
+_LARGEST, _SMALLEST = 128, 8
+"""Entries: the default of ``functools.lru_cache``; and those of a cache that is one still."""
+_OF_GROWTH = 8
+"""Of so many entries that there are one may stay: fewer than that default, where they are few."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,12 +68,14 @@ class FunctoolsCache(GrowthRule[FunctionCache]):
                 line,
             )
             return
+        size = _size(case)
         yield Advice(
             "bound_cache",
             f"The cache has no largest size{keys}: {says(cause.holder)}.",
             cause.place,
             line,
-            _bound_text(cause),
+            _bound_text(cause, size),
+            remains=min(1.0, size / max(1, case.finding.growth.times)),
         )
         yield Advice(
             "clear_container",
@@ -82,7 +86,13 @@ class FunctoolsCache(GrowthRule[FunctionCache]):
         )
 
 
-def _bound_text(cause: FunctionCache) -> str:
+def _size(case: Case) -> int:
+    """A power of two: the default, or an eighth of the entries that came while it was recorded."""
+    share = max(_SMALLEST, case.finding.growth.times // _OF_GROWTH)
+    return min(_LARGEST, 1 << (share.bit_length() - 1))
+
+
+def _bound_text(cause: FunctionCache, size: int) -> str:
     """``lru_cache(maxsize=None)`` and ``cache`` become ``lru_cache(maxsize=128)``."""
     place, decorator = cause.place, cause.decorator
     if place is None or decorator is None:
@@ -90,10 +100,10 @@ def _bound_text(cause: FunctionCache) -> str:
     if isinstance(decorator, ast.Call):
         sizes = [k.value for k in decorator.keywords if k.arg == "maxsize"] or decorator.args[:1]
         if sizes:
-            return diff(place.program, replaced(sizes[0], str(_LARGEST)))
+            return diff(place.program, replaced(sizes[0], str(size)))
         return ""
     if isinstance(decorator, ast.Attribute) and decorator.attr == "cache":
-        text = f"{ast.unparse(decorator.value)}.lru_cache(maxsize={_LARGEST})"
+        text = f"{ast.unparse(decorator.value)}.lru_cache(maxsize={size})"
         return diff(place.program, replaced(decorator, text))
     return ""
 
