@@ -295,14 +295,15 @@ def _now_and_then(survival: Survival, rows: Ints, freed: Bools) -> GrowingGroup 
     """A group to which some steps add and others do not: what a container of errors keeps.
 
     How often a step fails is chance. That the container was given to in the last third of the steps
-    and never emptied is enough: no cache is filled by errors.
+    and has kept what it was given in the first half is enough: no cache is filled by errors. What
+    is freed is of tries that did not fail.
     """
     lives, length = survival.lives, len(survival)
+    rows = rows[lives.freed_in[rows] >= length]
     births = np.unique(lives.allocated_in[rows])
-    long = births[-1] - births[0] >= _LEAST_SPAN
-    if len(births) < _LEAST_BIRTHS or not long or births[-1] < length * (1 - _LATE):
+    if len(births) < _LEAST_BIRTHS or births[-1] - births[0] < _LEAST_SPAN:
         return None
-    if (lives.freed_in[rows] < length).any():
+    if births[0] > length // 2 or births[-1] < length * (1 - _LATE):
         return None
     return _given_now_and_then(survival, rows, freed, births)
 

@@ -89,3 +89,37 @@ def test_failures_pile_up_however_irregular_they_are(tmp_path):
 def test_what_comes_ever_more_rarely_is_no_growth_where_no_error_keeps_it(tmp_path):
     found = findings_of(tables, tmp_path / "run.json", steps=28)
     assert not any(one.bytes_per_step for one in found)
+
+
+PRUNED = frozenset((2, 3, 6, 7, 8, 10, 13, 14, 17, 18))
+"""Of 20 trials, those that are given up."""
+LENGTH = 5
+
+
+def trial(number):
+    """Some steps with a state of its own, which goes where it comes to its end."""
+    state = torch.zeros(256, WIDTH)
+    for _ in range(LENGTH):
+        yield len(state)
+    if number in PRUNED:
+        raise ValueError(number)
+
+
+def a_study():
+    failures, running = [], [iter(())]
+
+    def step(number):
+        if number % (LENGTH + 1) == 0:
+            running[0] = trial(number // (LENGTH + 1))
+        try:
+            next(running[0], None)
+        except ValueError as error:
+            failures.append(error)
+
+    return step
+
+
+def test_what_trials_without_a_failure_free_does_not_hide_what_the_others_keep(tmp_path):
+    (found, *_) = findings_of(a_study, tmp_path / "run.json", 20 * (LENGTH + 1))
+    assert found.rule == "stored-exception"
+    assert found.bytes == len(PRUNED) * 256 * WIDTH * 4
