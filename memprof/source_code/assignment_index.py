@@ -321,7 +321,7 @@ class _Reader:
         if name_called == "save_for_backward":
             self.index.saved.setdefault(place.class_, []).append((place.off, node.lineno))
         if name_called.startswith("register_") and "hook" in name_called:
-            self._note_hook(node)
+            self._note_hook(node, place)
 
     def _note_graph(self, node: ast.Call, place: _Place) -> None:
         for keyword in node.keywords:
@@ -333,11 +333,16 @@ class _Reader:
             ):
                 self.index.creates_graph.append((place.off, node.lineno))
 
-    def _note_hook(self, node: ast.Call) -> None:
+    def _note_hook(self, node: ast.Call, place: _Place) -> None:
         for argument in node.args:
             for part in ast.walk(argument):
-                if isinstance(part, (ast.Name, ast.Attribute)):
-                    self.index.registered.setdefault(_name(part).lstrip("."), node.lineno)
+                if not isinstance(part, (ast.Name, ast.Attribute)):
+                    continue
+                name = _name(part).lstrip(".")
+                self.index.registered.setdefault(name, node.lineno)
+                if isinstance(part, ast.Name) and place.function:
+                    own = f"{place.function}.{name}"  # one that this function may define
+                    self.index.registered.setdefault(own, node.lineno)
 
 
 def _attribute_set(node: ast.Call, name_called: str) -> tuple[str, ast.expr | None]:

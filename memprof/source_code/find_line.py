@@ -252,9 +252,15 @@ def assigned_in_class(filename: str, class_name: str, name: str) -> int:
 
 
 def registered_at(filename: str, function: str) -> int:
-    """The line that registers ``function``, or what its maker returns, as a hook; 0: none does."""
+    """The line that registers ``function``, or what its maker returns, as a hook; 0: none does.
+
+    Other functions may have one of the same name: first comes the function that defines it, then a
+    line that calls that function.
+    """
     lines = index_of(filename).registered
-    return next((lines[one] for one in function.split(".")[::-1] if one in lines), 0)
+    name, *around = function.split(".")[::-1]
+    ways = (*(f"{one}.{name}" for one in around[:1]), *around[:1], name, *around[1:])
+    return next((lines[one] for one in ways if one in lines), 0)
 
 
 def saved_at(filename: str, node: str) -> int:

@@ -101,6 +101,52 @@ def test_one_hook_that_stores_the_last_output_is_no_growth(tmp_path):
     assert not any(one.bytes_per_step for one in found)
 
 
+class Tracer:
+    """One method removes the hook that it registers, the other does not."""
+
+    def __init__(self, layer):
+        self.layer = layer
+
+    def _recorder(self, store):
+        def hook(module, inputs, output):
+            store.setdefault("out", output.clone())
+
+        return hook
+
+    def scaled(self, x):
+        def hook(module, inputs, output):
+            return 2 * output
+
+        handle = self.layer.register_forward_hook(hook)
+        try:
+            return self.layer(x)
+        finally:
+            handle.remove()
+
+    def record(self, x):
+        store = {}
+        self.layer.register_forward_hook(self._recorder(store))
+        return self.layer(x)
+
+
+def traced():
+    tracer = Tracer(nn.Linear(WIDTH, WIDTH).requires_grad_(False))
+
+    def step(number):
+        tracer.record(torch.ones(WIDTH, WIDTH))
+        tracer.scaled(torch.ones(WIDTH, WIDTH))
+
+    return step
+
+
+def test_a_method_that_removes_its_own_hook_removes_no_other(tmp_path):
+    found = findings_of(traced, tmp_path / "run.json", steps=40)[0]
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("hook", "remove_hook")
+    assert first.code == "self.layer.register_forward_hook(self._recorder(store))"
+    assert "its handle is not kept: keep the handle and call `remove()`" in first.why
+
+
 class Activations:
     """Its hook gives what a layer returns to its list."""
 

@@ -17,6 +17,7 @@ from memprof.source_code.find_line import (
     forget,
     grown_at,
     passed_at,
+    registered_at,
 )
 
 
@@ -273,3 +274,24 @@ def test_what_is_moved_to_the_host_fills_a_container_that_was_begun_empty(tmp_pa
         "        self.outputs.append(output)\n",
     )
     assert filled_at(with_both, ".outputs") == line_of(with_both, "append(output)")
+
+
+def test_of_two_hooks_of_one_name_each_is_registered_by_its_own_function(tmp_path: Path) -> None:
+    text = """class Tracer:
+    def _recorder(self, store):
+        def hook(module, inputs, output):
+            store.append(output)
+        return hook
+    def patched(self, block):
+        def hook(module, inputs, output):
+            return output
+        handle = block.register_forward_hook(hook)
+    def record(self, block, store):
+        block.register_forward_hook(self._recorder(store))
+"""
+    filename = source(tmp_path, text)
+    assert registered_at(filename, "Tracer._recorder.hook") == 11
+    assert registered_at(filename, "Tracer.patched.hook") == 9
+    assert registered_at(filename, "hook") == 9
+    assert registered_at(filename, "Tracer.other.hook") == 9
+    assert registered_at(filename, "Tracer.other") == 0

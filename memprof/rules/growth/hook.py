@@ -233,9 +233,14 @@ def _becomes_faster(case: Case) -> bool:
 
 
 def _closing(place: Place) -> str | None:
-    """The method of the class around a place that calls ``remove()``, where one does."""
+    """The method of the class around a place that calls ``remove()``, where one does.
+
+    One that registers a hook of its own removes that.
+    """
     for node in place.class_.body if place.class_ is not None else ():
-        if isinstance(node, FUNCTIONS) and node is not place.function and calls_in(node, "remove"):
+        if not isinstance(node, FUNCTIONS) or node is place.function:
+            continue
+        if calls_in(node, "remove") and not _has_registration(node):
             return node.name
     return None
 
@@ -257,13 +262,15 @@ def _registration(case: Case) -> Place | None:
 
 
 def _registers(statement: ast.stmt) -> bool:
-    if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
-        return False
+    return not isinstance(statement, (*FUNCTIONS, ast.ClassDef)) and _has_registration(statement)
+
+
+def _has_registration(node: ast.AST) -> bool:
     return any(
         isinstance(call.func, ast.Attribute)
         and call.func.attr.startswith("register_")
         and "hook" in call.func.attr
-        for call in calls_in(statement)
+        for call in calls_in(node)
     )
 
 
