@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import msgspec
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -45,6 +46,8 @@ _STYLES = {Kind.LEAK: "bold red", Kind.CYCLE: "bold red", Kind.HOST_GROWTH: "bol
 _MOST_HOLDERS = 3
 _MOST_MISSING = 3
 _ENOUGH_STEPS = 12
+_LATE_BYTES, _MANY_TIMES = 32 << 20, 4
+"""What must be there at the end, and over the peak before, that a part unseen is told of."""
 _RECORD = f"record at least {_ENOUGH_STEPS} steps with `memprof run train.py`"
 
 
@@ -355,7 +358,25 @@ def _nothing(run: Run) -> str:
         return "no steps are marked in this file, so growth from step to step cannot be seen"
     if steps < _ENOUGH_STEPS:
         return f"nothing found in {_of_all(run)}; {_more_steps(run)}"
-    return f"no leak in {_of_all(run)}"
+    return f"no leak in {_of_all(run)}{_late_rise(run)}"
+
+
+def _late_rise(run: Run) -> str:
+    """What is there at the end after steps that nobody looked at; empty where that is no more."""
+    for device in run.devices:
+        steps = device.steps
+        known = np.flatnonzero(steps.allocated != NOT_RECORDED)
+        if len(known) < _ENOUGH_STEPS or known[-1] - known[-2] == 1:
+            continue
+        before, last = int(steps.peak_allocated[known[:-1]].max()), int(steps.allocated[known[-1]])
+        if last >= max(_LATE_BYTES, _MANY_TIMES * before):
+            limit = why_no_more(run)
+            why = f" ({limit})" if limit else ""
+            return (
+                f"; {format_bytes(last)} are there in the last, where those seen before it had "
+                f"{format_bytes(before)} at most, and nothing was recorded in between{why}"
+            )
+    return ""
 
 
 def _no_growth(run: Run) -> str:

@@ -195,7 +195,8 @@ def _is_worked_with_later(finding: RuleFinding, examination: Examination) -> boo
         return False
     window = device.windows[number]
     rows = np.isin(window.lives.alloc, allocs)
-    if int(allocs.max()) > _FIRST * window.events or window.lives.free[rows].max() >= window.events:
+    is_over = bool((window.lives.free[rows] < window.events).all())
+    if int(allocs.max()) > _FIRST * window.events or not is_over:
         return False
     return are_read_whole(window, np.unique(window.lives.stack[rows]).tolist())
 

@@ -190,6 +190,29 @@ def test_steps_that_nobody_looked_at_are_none_without_a_leak(tmp_path, counted, 
     assert (invoke(file, "--fail-on-leak").exception is None) is (counted >= 12)
 
 
+@pytest.mark.parametrize(
+    ("gap", "mib", "is_said"), [(40, 64, True), (40, 16, False), (0, 64, False)]
+)
+def test_what_is_there_after_steps_that_nobody_saw_is_said(tmp_path, gap, mib, is_said):
+    builder = TraceBuilder(device="cpu")
+    for step in range(4):
+        builder.label(step=step).alloc(4096, "batch").free("batch")
+    steps = step_columns(
+        allocated=[0] * 20 + [-1] * gap + [mib << 20],
+        peak_allocated=[4096] * 20 + [-1] * gap + [mib << 20],
+        window=[0] * 4 + [-1] * (17 + gap),
+    )
+    limit = WindowRecord(window=0, reason="start", end="allowance", start_us=0, end_us=1)
+    file = write_run(tmp_path / "run.json", builder.build(), steps=steps, more=[limit])
+    said = " ".join(invoke(file).output.split())
+    text = (
+        "no leak in 21 of the 61 steps; 64 MiB are there in the last, where those seen before it "
+        "had 4 KiB at most, and nothing was recorded in between (the allowance was used up; raise "
+        "--allowance)"
+    )
+    assert (text in said) is is_said
+
+
 def test_what_kept_a_recording_from_more_steps_is_said(tmp_path):
     trace = TraceBuilder(device="cpu").label(step=3).alloc(4096, "batch").build()
     limit = WindowRecord(window=0, reason="start", end="allowance", start_us=0, end_us=1)
