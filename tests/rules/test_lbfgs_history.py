@@ -58,6 +58,12 @@ def test_a_short_history_saves_all_older_pairs(tmp_path):
     assert only.saves_bytes >= (vectors - 20 - 2) * VECTOR
 
 
+def test_pairs_of_the_last_steps_count_as_well(tmp_path):
+    (found,) = findings_of(lambda: training(width=256, lr=1e-3), tmp_path / "run.json", 12)
+    # four a step; none in the very first iteration, and one comes after the peak
+    assert (found.rule, found.match.pairs) == ("lbfgs-history", 12 * 4 - 2)
+
+
 def test_growth_of_a_history_that_is_not_full_yet_is_explained(tmp_path):
     path = tmp_path / "run.json"
     found = findings_of(lambda: training(width=512, lr=1e-3), path)

@@ -105,7 +105,10 @@ def _may_be_set(call: ast.Call, size: ast.expr | None) -> bool:
 
 
 def _of_history(window: Window) -> Bools:
-    """Vectors that the optimizer's own code has made, and that stay for steps."""
+    """Vectors that the optimizer's own code has made, and that stay for steps.
+
+    Also what the last steps made by the same lines, which has had no time to.
+    """
     made_by = np.array(
         [
             bool(stack) and stack[0].filename.replace("\\", "/").endswith(_FILE)
@@ -113,9 +116,11 @@ def _of_history(window: Window) -> Bools:
         ]
     )
     stays = window.freed_in - window.made_in >= SURVIVOR_AGE
-    of_history: Bools = (
-        made_by[window.lives.stack] & stays & (window.category == Category.OPTIMIZER_STATE)
-    )
+    states = made_by[window.lives.stack] & (window.category == Category.OPTIMIZER_STATE)
+    of_history: Bools = states & stays
+    lines = np.unique(window.lives.stack[of_history])
+    late = window.made_in > window.steps[-1] - SURVIVOR_AGE if len(window.steps) else stays
+    of_history |= states & late & np.isin(window.lives.stack, lines)
     return of_history
 
 
