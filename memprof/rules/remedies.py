@@ -118,7 +118,7 @@ def _remedy(rule: str, advice: Advice, case: Case) -> Remedy:
         saves_bytes=round(nbytes * (1 - advice.remains)),
         saves_per_step=advice.saving is None and is_per_step(case.finding),
         peak_before=saving.before if saving is not None else -1,
-        peak_after=_after(saving, advice.remains) if saving is not None else -1,
+        peak_after=_after(saving, advice.remains or advice.stays) if saving is not None else -1,
         typed=code,
         patch=advice.patch,
         page=explained_by(advice.fix),

@@ -83,6 +83,8 @@ class Advice:
     """A unified diff where the change is mechanical and surely right."""
     remains: float = 0.0
     """Share of the bytes that are there all the same after the change."""
+    stays: float = 0.0
+    """Share of what had grown that is there after it, but grows no more: what a bound admits."""
     saving: Saving | None = None
     """What this very change saves, where that is not what the match says."""
     peaks: Saving | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import pytest
 import torch
 
 from tests.rules.recorded import findings_of, findings_of_fork
@@ -43,8 +44,11 @@ def test_it_is_to_be_given_a_largest_size(tmp_path):
     assert (first.fix, second.fix) == ("bound_cache", "clear_container")
     # an eighth of the entries, of which each has the same bytes
     assert "+    @functools.lru_cache(maxsize=8)" in first.patch
-    assert first.saves_bytes == round(WIDTH * WIDTH * 4 * (1 - 8 / found.growth.times))
     assert 88 <= found.growth.times < 96
+    assert first.saves_bytes == WIDTH * WIDTH * 4  # a step, once the cache is full
+    left = first.peak_after - second.peak_after
+    saved = second.peak_before - second.peak_after
+    assert left == pytest.approx(saved * 8 / found.growth.times, abs=1)
 
 
 class Net(torch.nn.Linear):

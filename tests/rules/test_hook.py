@@ -107,7 +107,7 @@ class Tracer:
     def __init__(self, layer):
         self.layer = layer
 
-    def _recorder(self, store):
+    def recorder_of(self, store):
         def hook(module, inputs, output):
             store.setdefault("out", output.clone())
 
@@ -125,7 +125,7 @@ class Tracer:
 
     def record(self, x):
         store = {}
-        self.layer.register_forward_hook(self._recorder(store))
+        self.layer.register_forward_hook(self.recorder_of(store))
         return self.layer(x)
 
 
@@ -143,7 +143,7 @@ def test_a_method_that_removes_its_own_hook_removes_no_other(tmp_path):
     found = findings_of(traced, tmp_path / "run.json", steps=40)[0]
     first = found.remedies[0]
     assert (found.rule, first.fix) == ("hook", "remove_hook")
-    assert first.code == "self.layer.register_forward_hook(self._recorder(store))"
+    assert first.code == "self.layer.register_forward_hook(self.recorder_of(store))"
     assert "its handle is not kept: keep the handle and call `remove()`" in first.why
 
 

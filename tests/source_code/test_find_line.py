@@ -278,7 +278,7 @@ def test_what_is_moved_to_the_host_fills_a_container_that_was_begun_empty(tmp_pa
 
 def test_of_two_hooks_of_one_name_each_is_registered_by_its_own_function(tmp_path: Path) -> None:
     text = """class Tracer:
-    def _recorder(self, store):
+    def recorder_of(self, store):
         def hook(module, inputs, output):
             store.append(output)
         return hook
@@ -287,10 +287,10 @@ def test_of_two_hooks_of_one_name_each_is_registered_by_its_own_function(tmp_pat
             return output
         handle = block.register_forward_hook(hook)
     def record(self, block, store):
-        block.register_forward_hook(self._recorder(store))
+        block.register_forward_hook(self.recorder_of(store))
 """
     filename = source(tmp_path, text)
-    assert registered_at(filename, "Tracer._recorder.hook") == 11
+    assert registered_at(filename, "Tracer.recorder_of.hook") == 11
     assert registered_at(filename, "Tracer.patched.hook") == 9
     assert registered_at(filename, "hook") == 9
     assert registered_at(filename, "Tracer.other.hook") == 9

@@ -68,14 +68,14 @@ class FunctoolsCache(GrowthRule[FunctionCache]):
                 line,
             )
             return
-        size = _size(case)
+        size, entries = _size(case), case.finding.growth.times
         yield Advice(
             "bound_cache",
             f"The cache has no largest size{keys}: {says(cause.holder)}.",
             cause.place,
             line,
             _bound_text(cause, size),
-            remains=min(1.0, size / max(1, case.finding.growth.times)),
+            stays=min(1.0, size / entries) if entries else 0.0,
         )
         yield Advice(
             "clear_container",
@@ -88,7 +88,8 @@ class FunctoolsCache(GrowthRule[FunctionCache]):
 
 def _size(case: Case) -> int:
     """A power of two: the default, or an eighth of the entries that came while it was recorded."""
-    share = max(_SMALLEST, case.finding.growth.times // _OF_GROWTH)
+    entries = case.finding.growth.times or _OF_GROWTH * _LARGEST  # where nobody counted
+    share = max(_SMALLEST, entries // _OF_GROWTH)
     return min(_LARGEST, 1 << (share.bit_length() - 1))
 
 
