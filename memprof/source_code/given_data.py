@@ -18,6 +18,7 @@ from memprof.source_code.program import (
     called_name,
     calls_in,
     place_of,
+    root_name,
 )
 from memprof.source_code.scopes import COMPREHENSIONS, nodes_around, parameters, qualified_name
 from memprof.source_code.values import asks_for_gradients, has_no_graph, values_of
@@ -224,23 +225,28 @@ def _makes_data(program: Program, class_: ast.ClassDef) -> bool:
             return False
         if name.startswith("torch.nn.") and not name.startswith(_FUNCTIONAL):
             return False
-        if not name and not _is_of_value(call.func, methods):
+        if not name and not _is_of_value(place, call.func, methods):
             return False
         if name and not name.startswith(_STATELESS):
             return False
     return True
 
 
-def _is_of_value(function: ast.expr, methods: set[str]) -> bool:
+def _is_of_value(place: Place, function: ast.expr, methods: set[str]) -> bool:
     """Whether a function without a name of its own is a method: of ``self``, or of a value.
 
-    ``self.model(x)`` is none: what an attribute is may be a module.
+    ``self.model(x)`` is none: what an attribute is may be a module. Nor is ``settings.model(x)``,
+    where the name is bound outside of the method.
     """
     if isinstance(function, ast.Name):
         return hasattr(builtins, function.id)
     if not isinstance(function, ast.Attribute):
         return False
-    is_own = isinstance(function.value, ast.Name) and function.value.id == "self"
+    root = root_name(function.value)
+    is_imported = bool(qualified_name(place, ast.Name(root, ast.Load())))
+    if root not in ("", "self") and not is_imported and not [*values_of(place, root)]:
+        return False
+    is_own = isinstance(function.value, ast.Name) and root == "self"
     return not is_own or function.attr in methods
 
 

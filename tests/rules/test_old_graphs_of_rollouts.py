@@ -1,4 +1,4 @@
-"""old-graphs: rollouts are stored with the graphs of their passes, which nothing learns from."""
+"""old-graphs: several results of one pass are kept, each with its graph."""
 
 from __future__ import annotations
 
@@ -8,54 +8,44 @@ from torch import nn
 from tests.rules.recorded import findings_of
 
 
-class Critic(nn.Module):
-    def __init__(self):
-        super().__init__()
-        layers = [m for _ in range(3) for m in (nn.Linear(64, 64), nn.Tanh())]
-        self.trunk, self.pi, self.v = nn.Sequential(*layers), nn.Linear(64, 64), nn.Linear(64, 64)
-
-    def forward(self, x):
-        h = self.trunk(x)
-        return self.pi(h).softmax(1), self.v(h).tanh()
-
-
-class Rollout:
-    """What a policy did in a few steps, with what it gave for it."""
+class Agent:
+    """It keeps two results of each pass, and learns from neither."""
 
     def __init__(self):
-        self.inputs, self.odds, self.values = [], [], []
+        self.body = nn.Sequential(*(m for _ in range(2) for m in (nn.Linear(64, 64), nn.Tanh())))
+        self.logs, self.values = [], []
 
-    def add(self, x, odds, value):
-        self.inputs.append(x)
-        self.odds.append(odds)
-        self.values.append(value)
+    def act(self, state):
+        hidden = self.body(state)
+        self.logs.append(hidden.log_softmax(-1).mean(-1))
+        self.values.append(hidden.mean(-1))
 
 
-def with_rollouts():
-    """The policy learns from calls of its own; of the stored scores only numbers are used."""
-    policy = Critic()
-    held = [Rollout()]
-
-    def collected():
-        held[0] = Rollout()
-        for _ in range(4):
-            x = torch.randn(256, 64)
-            odds, value = policy(x)
-            held[0].add(x, odds.log(), value.exp())
+def rollouts():
+    agent, model = Agent(), nn.Linear(64, 64)
 
     def step(number):
-        if number % 4 == 0:
-            collected()
-        target = torch.stack(held[0].values).detach()[0]
-        odds, value = policy(held[0].inputs[0])
-        (odds.square() + value - target).mean().backward()
-        policy.zero_grad()
+        if number % 20 < 14:
+            agent.act(torch.randn(512, 64))
+        else:
+            model(torch.randn(8, 64)).square().mean().backward()
+            model.zero_grad()
+        if number % 20 == 19:
+            (torch.stack(agent.logs).detach() + torch.stack(agent.values).detach()).sum()
+            agent.logs.clear()
+            agent.values.clear()
 
     return step
 
 
-def test_calls_that_no_backward_pass_went_through_need_no_graph(tmp_path):
-    (found, *_) = findings_of(with_rollouts, tmp_path / "run.json", 40)
-    assert found.rule == "old-graphs"
-    first = found.remedies[0]
-    assert (first.fix, first.code) == ("no_grad", "odds, value = policy(x)")
+def test_a_pass_of_which_several_results_are_kept_needs_no_graph(tmp_path):
+    (found,) = [
+        one
+        for one in findings_of(rollouts, tmp_path / "run.json", steps=60)
+        if one.rule == "old-graphs"
+    ]
+    first, second = found.remedies
+    assert (first.fix, first.code) == ("no_grad", "hidden = self.body(state)")
+    assert first.why.endswith("keep them, and no backward pass goes through them.")
+    assert (second.fix, second.patch) == ("detach", "")
+    assert second.why.endswith(": detach what lines 20 and 21 keep.")

@@ -84,6 +84,14 @@ def test_the_call_is_to_ask_for_none(tmp_path):
     assert remedy.saves_bytes > (DEPTH // 2) * ROWS * WIDTH * 4
 
 
+def call_of_model(tmp_path, code):
+    """The statement of a program that calls ``model``."""
+    path = tmp_path / "program.py"
+    path.write_text(code)
+    line = next(n for n, text in enumerate(code.splitlines(), 1) if "model(" in text)
+    return source_of(str(path)).at(line)
+
+
 def scores():
     """A decoder whose scores alone are read."""
     model = decoder()
@@ -151,11 +159,8 @@ def test_where_none_are_kept_or_a_library_generates_nothing_is_to_be_left_out(pr
     ],
 )
 def test_whether_keys_and_values_may_be_read(code, may, tmp_path):
-    path = tmp_path / "program.py"
-    path.write_text(code)
-    program = source_of(str(path))
-    line = next(n for n, text in enumerate(code.splitlines(), 1) if "model(" in text)
-    assert may_read_cache(program.at(line), [program]) is may
+    place = call_of_model(tmp_path, code)
+    assert may_read_cache(place, [place.program]) is may
 
 
 @pytest.mark.parametrize(
@@ -177,8 +182,5 @@ def test_whether_keys_and_values_may_be_read(code, may, tmp_path):
     ],
 )
 def test_what_the_program_may_read_is_asked_for(code, flag, tmp_path):
-    path = tmp_path / "program.py"
-    path.write_text(code)
-    program = source_of(str(path))
-    line = next(n for n, text in enumerate(code.splitlines(), 1) if "model(" in text)
-    assert unread_flag(program.at(line), [program]) == flag
+    place = call_of_model(tmp_path, code)
+    assert unread_flag(place, [place.program]) == flag

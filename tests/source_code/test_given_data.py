@@ -160,6 +160,7 @@ def main(model, loss):
         ("nn.Module", "pass", "images, images", "loss, *train.next(4)", False),
         ("object", "self.net = nn.Linear(3, 3)", "images, images", "loss, *train.next(4)", False),
         ("object", "pass", "self.net(images), images", "loss, *train.next(4)", False),
+        ("object", "pass", "made.net(images), images", "loss, *train.next(4)", False),
     ],
 )
 def test_what_an_object_without_modules_makes_is_data(

@@ -20,7 +20,7 @@ __all__ = ["RULE"]
 _LARGEST, _SMALLEST = 128, 8
 """Entries: the default of ``functools.lru_cache``; and those of a cache that is one still."""
 _OF_GROWTH = 8
-"""Of so many entries that there are one may stay: fewer than that default, where they are few."""
+"""One in so many of the entries that came may stay, where that is fewer than the default."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
