@@ -25,7 +25,7 @@ from memprof.source_code.program import (
 )
 from memprof.source_code.torch_modes import without_gradients
 from memprof.trace import Category, Frame, Phase, Trace
-from memprof.views.examination import Examination
+from memprof.views.examination import DeviceExamination, Examination
 from memprof.views.owners import CATEGORY_NAMES, OWNED
 from memprof.views.peak_without import Saving
 from memprof.views.window import Window
@@ -80,10 +80,15 @@ class Case:
         return self.finding.kind in (Kind.LEAK, Kind.CYCLE, Kind.HOST_GROWTH)
 
     @cached_property
+    def device(self) -> DeviceExamination | None:
+        """The examined device that the finding is about; None where that is the host."""
+        examination = self.examination.devices
+        return next((one for one in examination if one.name == self.finding.device), None)
+
+    @cached_property
     def window(self) -> Window | None:
         """The window that the evidence is in."""
-        examination = (one for one in self.examination.devices if one.name == self.finding.device)
-        windows = next((one.windows for one in examination), ())
+        windows = self.device.windows if self.device is not None else ()
         index = self.finding.evidence.window
         return windows[index] if -len(windows) <= index < len(windows) else None
 

@@ -16,7 +16,7 @@ from memprof.rules.load_rules import growth_rules, rule_named
 from memprof.rules.pages import explained_by
 from memprof.rules.rule import Advice, WasteRule
 from memprof.rules.run_rule import RunRule
-from memprof.rules.saving import is_per_step, saving_of
+from memprof.rules.saving import at_overall_peak, is_per_step, saving_of
 from memprof.source_code.patch import patched_file
 from memprof.source_code.program import Place, program_of
 from memprof.views.examination import Examination
@@ -98,6 +98,8 @@ def _remedy(rule: str, advice: Advice, case: Case) -> Remedy:
         saving = advice.saving.overall
         nbytes = saving.bytes
     saving = advice.peaks or saving
+    if is_per_step(case.finding) and saving is not None and advice.saving is None:
+        saving = at_overall_peak(saving, case)
     why = advice.why + _reason_for_no_patch(advice, case)
     if advice.fix == "cpu_offload" and case.finding.device == "cpu":
         nbytes, saving, why = 0, None, f"{why} {_HOST_IS_DEVICE}"

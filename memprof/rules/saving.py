@@ -7,12 +7,14 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from memprof.rules.case import Case
 from memprof.rules.finding import Kind, RuleFinding
 from memprof.trace import EMPTY
+from memprof.views.examination import DeviceExamination
 from memprof.views.peak_without import Cuts, Saving, replayed
 from memprof.views.window import Window
 
-__all__ = ["is_per_step", "saving_of", "survivors"]
+__all__ = ["at_overall_peak", "is_per_step", "saving_of", "survivors"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -37,6 +39,24 @@ def is_per_step(finding: RuleFinding) -> bool:
     return not has_own and finding.kind not in (Kind.WASTE, Kind.FRAGMENTATION)
 
 
+def at_overall_peak(saving: Saving, case: Case) -> Saving:
+    """``saving`` of growth in one window, at the highest peak that was recorded or counted.
+
+    Growth goes on after a window, at its rate, to a peak of which a later window or the counters
+    tell; what that has more than the growth stays. After the change the window's own peak is there
+    as well.
+    """
+    finding, window, device = case.finding, case.window, case.device
+    if window is None or device is None:
+        return saving
+    overall = device.peak_allocated
+    if overall <= saving.before or not saving.bytes or finding.growth.is_replaced:
+        return saving
+    steps_on = _step_of_highest(device) - _step_of_peak(window)
+    saved = max(0, saving.bytes + round(finding.bytes_per_step * steps_on))
+    return Saving(overall, max(saving.after, overall - saved))
+
+
 def survivors(finding: RuleFinding, window: Window) -> Ints:
     """Rows of ``window`` that the growth of ``finding`` consists of, in the order of their making.
 
@@ -48,6 +68,21 @@ def survivors(finding: RuleFinding, window: Window) -> Ints:
     alike = np.flatnonzero(np.isin(lives.stack, stacks) & (lives.alloc >= 0))
     rows = np.union1d(rows, alike)
     return rows[np.argsort(lives.alloc[rows], kind="stable")]
+
+
+def _step_of_peak(window: Window) -> int:
+    """The step of the highest bytes of a window; -1 where no step had begun."""
+    at = window.line.peak_allocated.event
+    return int(window.step_of_event[at]) if 0 <= at < len(window.step_of_event) else -1
+
+
+def _step_of_highest(device: DeviceExamination) -> int:
+    """The step in which a device had the most bytes."""
+    highest = max(device.windows, key=lambda one: one.line.peak_allocated.bytes)
+    steps = device.steps
+    if len(steps) and steps.peak_allocated.max() > highest.line.peak_allocated.bytes:
+        return int(steps.last[int(steps.peak_allocated.argmax())])
+    return _step_of_peak(highest)
 
 
 def _without_survivors(finding: RuleFinding, window: Window | None) -> Saving | None:
