@@ -28,6 +28,8 @@ _MOST = 3
 """Remedies of a finding."""
 _MOSTLY = 0.5
 """Share of the bytes: what leaves more of them is no remedy of what grows."""
+_TO_HOST = ("cpu_offload", "map_location_cpu")
+"""Fixes that move to the host what lies on a device."""
 _HOST_IS_DEVICE = "(That saves memory of a GPU: on a CPU the host is the device.)"
 
 
@@ -101,7 +103,7 @@ def _remedy(rule: str, advice: Advice, case: Case) -> Remedy:
     if is_per_step(case.finding) and saving is not None and advice.saving is None:
         saving = at_overall_peak(saving, case)
     why = advice.why + _reason_for_no_patch(advice, case)
-    if advice.fix == "cpu_offload" and case.finding.device == "cpu":
+    if advice.fix in _TO_HOST and case.finding.device == "cpu":
         nbytes, saving, why = 0, None, f"{why} {_HOST_IS_DEVICE}"
     code = advice.typed or typed(advice.fix, case.finding.stack, case.finding.device)
     made_at = None  # what an advice itself says to type belongs at its own place

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind, RuleFinding
-from memprof.trace import EMPTY
+from memprof.trace import EMPTY, Phase
 from memprof.views.examination import DeviceExamination
 from memprof.views.peak_without import Cuts, Saving, replayed
 from memprof.views.window import Window
@@ -93,8 +93,28 @@ def _without_survivors(finding: RuleFinding, window: Window | None) -> Saving | 
         return replayed(window.line, _growth_of_replaced(window, rows))
     rows = survivors(finding, window)
     ends = np.searchsorted(window.step_of_event[:-1], window.made_in[rows] + 1)
+    ends = np.minimum(ends, _made_again(window, rows))
     # The peak of the whole window: growth is not over once the first steps are.
     return replayed(window.line, Cuts.ended_at(window.line, rows, ends))
+
+
+def _made_again(window: Window, rows: Ints) -> Ints:
+    """For each row, where its stack makes the next after a backward pass that followed it.
+
+    A step may have several passes. What a pass saved is gone with its backward pass, and at the
+    latest when the same line makes as much for the next one. The events, where none does so.
+    """
+    lives, never = window.lives, window.events
+    is_backward = np.append(window.phase_of_event == Phase.BACKWARD, False)
+    over = np.flatnonzero(is_backward[:-1] & ~is_backward[1:])
+    made = lives.alloc[rows]
+    done = np.append(over, never)[np.searchsorted(over, made)]
+    ends = np.full(len(rows), never, dtype=np.int64)
+    for stack in np.unique(lives.stack[rows]).tolist():
+        of_stack = np.flatnonzero(lives.stack[rows] == stack)
+        makes = np.append(np.sort(made[of_stack]), never)
+        ends[of_stack] = makes[np.searchsorted(makes[:-1], done[of_stack])]
+    return ends
 
 
 def _growth_of_replaced(window: Window, last: Ints) -> Cuts:

@@ -88,22 +88,20 @@ class LoadedFile(WasteRule[LoadedCheckpoint]):
             yield from advice_on_exceptions(case)
             yield _drop(match, place)
         if not any(map(_goes_to_host, loads)):
-            yield _load_to_host(match, place, loads, on_host=on_host)
+            yield _load_to_host(match, place, loads)
         if not on_host:
             yield from advice_on_exceptions(case)
             yield _drop(match, place)
 
 
 def _load_to_host(
-    match: LoadedCheckpoint, place: Place | None, loads: Sequence[ast.Call], *, on_host: bool
+    match: LoadedCheckpoint, place: Place | None, loads: Sequence[ast.Call]
 ) -> Advice:
     patch = ""
     if place is not None and loads:
         patch = diff(place.program, with_keyword(loads[-1], "map_location", '"cpu"'))
     there = "there at the peak" if match.passing else "still there when the model has its own copy"
     why = f"`torch.load` put {format_bytes(match.nbytes)} on the device, {there}."
-    if on_host:
-        why += " (That saves memory of a GPU: on a CPU the host is the device.)"
     return Advice("map_location_cpu", why, place, patch=patch)
 
 

@@ -1,4 +1,4 @@
-"""The peak that a remedy of growth lowers is that of the whole run, to which it has gone on."""
+"""The peaks with and without growth: of the whole run, and of steps with several passes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memprof.records import Finding, Holder, StepColumns
 from memprof.reference_chain import Link, LinkKind
 from memprof.rules.ranked_findings import findings
 from memprof.testing import TraceBuilder
-from memprof.trace import Frame
+from memprof.trace import Frame, Phase
 from tests.rules.recorded import Recording
 
 MIB = 1 << 20
@@ -78,3 +78,21 @@ def test_a_window_that_has_the_highest_peak_tells_it_alone(tmp_path, counted):
 
     (found,) = (one for one in findings(run_of(tmp_path, peak)) if one.bytes_per_step)
     assert found.remedies[0].peak_before == WEIGHTS + RECORDED * MIB + WORK
+
+
+@pytest.mark.parametrize("passes", [1, 4])
+def test_of_several_passes_in_a_step_one_is_there_at_a_time(tmp_path, passes):
+    """Each is over with its backward pass, and what it saved is gone when the next makes as much."""
+    source = tmp_path / "train.py"
+    source.write_text(SOURCE)
+    trace = TraceBuilder(device="cpu").existing(WEIGHTS, "weights")
+    for step in range(RECORDED):
+        for number in range(passes):
+            trace.label(step=step, phase=Phase.FORWARD)
+            trace.alloc(MIB, f"kept{step}.{number}", stack=(Frame("main", str(source), 3),))
+            trace.label(step=step, phase=Phase.BACKWARD)
+            trace.alloc(512, f"work{step}.{number}").free(f"work{step}.{number}")
+    run = load(Recording((trace,)).write(tmp_path / "run.json"))
+    (found,) = (one for one in findings(run) if one.bytes_per_step)
+    assert found.remedies[0].peak_before == WEIGHTS + RECORDED * passes * MIB + 512
+    assert found.remedies[0].peak_after == WEIGHTS + MIB + 512
