@@ -49,6 +49,8 @@ _LEAST_GROWTH, _STEPS = 1 << 20, 1000
 _SMALL_GROWTH = 8 << 20
 """Bytes that growth comes to below which they must be `_GROWN` of the peak as well."""
 _GROWN = 0.01
+_UNSURE = 0.5
+"""Confidence in growth that nothing is known to hold, below which little of it is no headline."""
 _TINY = 64 << 10
 """Bytes over as many steps, below which it is nearly nothing: numbers of a few bytes."""
 _OF_RESULTS = frozenset(
@@ -130,6 +132,9 @@ def _comes_to_nothing(finding: RuleFinding, examination: Examination) -> bool:
         return False
     share = _GROWN * device.peak_allocated
     total = growth_of(finding, examination)
+    is_nameless = not any(one.is_named for one in finding.holders)
+    if is_nameless and finding.confidence < _UNSURE:
+        return finding.bytes < share and total < _SMALL_GROWTH
     return finding.bytes < share and total < max(_LEAST_GROWTH, min(_SMALL_GROWTH, share))
 
 

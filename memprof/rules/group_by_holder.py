@@ -11,7 +11,7 @@ import numpy as np
 from memprof.records import Finding, Holder
 from memprof.reference_chain import CYCLES, LinkKind, largest_container
 from memprof.rules.growing_groups import GrowingGroup
-from memprof.rules.same_holder import holder_key
+from memprof.rules.same_holder import holder_key, owner_key
 from memprof.rules.successive_looks import holders_of
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 
@@ -134,8 +134,9 @@ def clusters(
     """Growing groups by what holds them, the fastest growing first.
 
     ``holders`` are those of each stack, and ``call_of`` says which call of the program's made what
-    has a stack. A group that nothing is known to hold joins one that grows in the same steps, where
-    there is one.
+    has a stack. Containers in several fields of an object are one thing where one call fills them.
+    A group that nothing is known to hold joins one that grows in the same steps, where there is
+    one.
     """
     by_key: dict[tuple[Hashable, ...], Cluster] = {}
     nameless: list[GrowingGroup] = []
@@ -144,8 +145,11 @@ def clusters(
         if not stack_holders or not stack_holders[0].is_named:
             nameless.append(group)
             continue
-        by_key.setdefault(holder_key(stack_holders[0]), Cluster()).add(group, stack_holders)
-    result = list(by_key.values())
+        key = holder_key(stack_holders[0])
+        if key not in by_key:
+            by_key[key] = _filled_alike(by_key.values(), group, stack_holders[0], call_of)
+        by_key[key].add(group, stack_holders)
+    result = list(dict.fromkeys(by_key.values()))
     for group in nameless:
         same = _with_same_steps(result, group, call_of)
         if same is None:
@@ -153,6 +157,25 @@ def clusters(
             result.append(same)
         same.add(group, holders.get(group.stack, ()))
     return sorted(result, key=lambda cluster: -cluster.per_step)
+
+
+def _filled_alike(
+    earlier_clusters: Iterable[Cluster],
+    group: GrowingGroup,
+    holder: Holder,
+    call_of: Callable[[int], tuple[Hashable, ...]],
+) -> Cluster:
+    """The cluster of another field of the same object that the same call fills; else a new one.
+
+    A library's layer has the two matrices of each adapter in two dicts.
+    """
+    key, call = owner_key(holder), call_of(group.stack)
+    for cluster in earlier_clusters if key and call else ():
+        first = cluster.groups[0]
+        is_one_call = call_of(first.stack) == call and owner_key(cluster.holders[0]) == key
+        if is_one_call and _shared(first, group) >= _SAME_STEPS:
+            return cluster
+    return Cluster()
 
 
 def _with_same_steps(

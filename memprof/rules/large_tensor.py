@@ -36,7 +36,7 @@ _LEAST_ONE = 0.1
 _LEAST_OF_SEVERAL = 0.05
 """The same where an operation makes several of it, one of the other, value by value."""
 _LEAST_OF_SIZE = 0.25
-"""Of the size at the peak, in other steps: a line may make small tensors as well."""
+"""Of the largest that the same lines make in a step: they may make small tensors as well."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,15 +88,18 @@ def _large_tensor(window: Window, least_one: float) -> LargeTensor | None:
     if window.share(nbytes) < _LEAST_SHARE or window.share(int(size)) < least_one:
         return None
     row = int(np.flatnonzero(alike & (window.made_in == window.made_in[row]))[0])
-    in_every_step = _in_every_step(window, alike, int(size))
+    in_every_step = _in_every_step(window, alike)
     return LargeTensor(row, alike, in_every_step, there, nbytes, place_of(window.frame_of(row)))
 
 
-def _in_every_step(window: Window, alike: Bools, size: int) -> Bools:
+def _in_every_step(window: Window, alike: Bools) -> Bools:
     stacks = np.unique(window.lives.stack[alike])
     of_stacks = np.isin(window.lives.stack, stacks[stacks != EMPTY])
     of_stacks &= np.isin(window.origin_site, np.unique(window.origin_site[alike]))
-    of_stacks &= window.lives.requested >= _LEAST_OF_SIZE * size
+    sizes, step = window.lives.requested, window.made_in + 1
+    largest = np.zeros(int(step.max(initial=0)) + 1, dtype=np.int64)
+    np.maximum.at(largest, step[of_stacks], sizes[of_stacks])
+    of_stacks &= sizes >= _LEAST_OF_SIZE * largest[step]
     in_every_step: Bools = alike | (
         of_stacks & ~window.has_owner & (window.category != Category.INPUT)
     )

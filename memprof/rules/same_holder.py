@@ -10,7 +10,7 @@ import msgspec
 from memprof.records import Holder
 from memprof.reference_chain import CYCLES, THROUGH_GRAPH, Link, LinkKind, largest_container, way
 
-__all__ = ["holder_key"]
+__all__ = ["holder_key", "owner_key"]
 
 _INSIDE = THROUGH_GRAPH | {
     LinkKind.BASE,
@@ -47,8 +47,24 @@ def _without_field(links: Sequence[Link]) -> Sequence[Link]:
     field = links[at]
     if field.filename or not field.releases:
         return links
-    owner = msgspec.structs.replace(field, name=field.name.rpartition(".")[0])
-    return [*links[:at], owner, links[-1]]
+    return [*links[:at], _owner_of(field), links[-1]]
+
+
+def owner_key(holder: Holder) -> tuple[Hashable, ...]:
+    """What two tensors' holders have in common when one object has the containers of both.
+
+    Empty where what holds it is in no field of an object.
+    """
+    links = holder.links[: _depth(holder.links)]
+    at = len(links) - 2
+    if at < 0 or links[-1].kind is not LinkKind.ITEM or links[at].kind not in _ATTRIBUTES:
+        return ()
+    return tuple(way([*links[:at], _owner_of(links[at]), links[-1]]))
+
+
+def _owner_of(field: Link) -> Link:
+    """The link to the object that has the field, of which the name goes by names of its own."""
+    return msgspec.structs.replace(field, name=field.name.rpartition(".")[0])
 
 
 def _depth(links: Sequence[Link]) -> int:

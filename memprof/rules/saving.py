@@ -18,6 +18,12 @@ __all__ = ["at_overall_peak", "is_per_step", "saving_of", "survivors"]
 
 Ints = npt.NDArray[np.int64]
 
+_LEAST_COPY = 1 << 16
+_LEAST_COPIES = 4
+"""Times that what is kept was copied as a whole, before that is known."""
+_SAME_SHARE = 0.05
+"""By how much the copy's share of what is kept may differ from time to time."""
+
 
 def saving_of(finding: RuleFinding, window: Window | None) -> tuple[int, Saving | None]:
     """Bytes saved (a step for growth, else off the peak), and the peaks where a replay tells.
@@ -94,8 +100,52 @@ def _without_survivors(finding: RuleFinding, window: Window | None) -> Saving | 
     rows = survivors(finding, window)
     ends = np.searchsorted(window.step_of_event[:-1], window.made_in[rows] + 1)
     ends = np.minimum(ends, _made_again(window, rows))
+    cuts = Cuts.ended_at(window.line, rows, ends)
+    copies, gone = _copies(window, rows)
+    cuts = Cuts(
+        np.concatenate([rows, copies]),
+        np.concatenate([cuts.start, window.lives.alloc[copies]]),
+        np.concatenate([cuts.end, window.lives.free[copies]]),
+        np.concatenate([window.lives.size[rows], gone]),
+    )
     # The peak of the whole window: growth is not over once the first steps are.
-    return replayed(window.line, Cuts.ended_at(window.line, rows, ends))
+    return replayed(window.line, cuts)
+
+
+def _copies(window: Window, kept: Ints) -> tuple[Ints, Ints]:
+    """Temporaries that are made of all that is ``kept`` by then, and the bytes that each loses.
+
+    Such as `torch.cat` of a list that becomes ever longer: each time it takes the same share of
+    what is kept. Without the growth it is as large as it was the first time.
+    """
+    lives = window.lives
+    large = np.unique(lives.stack[lives.size >= _LEAST_COPY])
+    is_brief = (lives.free < window.events) | (window.made_in == window.made_in.max(initial=-1))
+    is_other = (lives.alloc >= 0) & is_brief & np.isin(lives.stack, large)
+    is_other[kept] = False
+    rows = np.flatnonzero(is_other)
+    rows = rows[np.lexsort((lives.alloc[rows], window.made_in[rows], lives.stack[rows]))]
+    if not len(rows) or not len(kept):
+        return rows[:0], rows[:0]
+    stack, step = lives.stack[rows], window.made_in[rows]
+    first = np.flatnonzero(np.append(True, (np.diff(stack) != 0) | (np.diff(step) != 0)))
+    total = np.add.reduceat(lives.size[rows], first)
+    before = np.searchsorted(lives.alloc[kept], lives.alloc[rows[first]])
+    there = np.append(0, np.cumsum(lives.size[kept]))[before]
+    gone = np.zeros(len(rows), dtype=np.int64)
+    of_group = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(rows))))
+    for one in np.unique(stack[first]).tolist():
+        groups = np.flatnonzero((stack[first] == one) & (there > 0))
+        if len(groups) < _LEAST_COPIES or there[groups[-1]] < 2 * there[groups[0]]:
+            continue
+        share = total[groups] / there[groups]
+        # The first may be made beside others of its size, and a window end amid the last.
+        if np.abs(share[1:-1] / np.median(share) - 1).max() > _SAME_SHARE:
+            continue
+        inside = np.isin(of_group, groups)
+        least = total[groups].min() / total[of_group[inside]]
+        gone[inside] = (lives.size[rows[inside]] * (1 - least)).astype(np.int64)
+    return rows[gone > 0], gone[gone > 0]
 
 
 def _made_again(window: Window, rows: Ints) -> Ints:

@@ -217,16 +217,21 @@ def _is_bounded(run: Run, examination: DeviceExamination, risen: CountedRise) ->
 def _accumulated(
     examination: DeviceExamination, findings: Sequence[RuleFinding], since: int
 ) -> int:
-    """Bytes there in the last step, made from a step on as what a loop of the program collects is.
+    """Bytes there in a last step, made from a step on as what a loop of the program collects is.
 
-    The loop was not over when the recording was.
+    The loop was not over when the recording was. A later window may have recorded no more of it.
     """
-    last = examination.windows[-1] if examination.windows else None
     collected = [one for one in findings if one.device == examination.name and _is_collected(one)]
-    if last is None or not len(last.steps) or not collected:
-        return 0
-    alive = last.lives.alive_at(last.first_event[int(last.steps[-1])])
-    return last.bytes_of(_made_by(collected, examination, last) & alive & (last.made_in >= since))
+    numbers = {len(examination.windows) - 1, *(one.evidence.window for one in collected)}
+    of_windows = [0]
+    for number in sorted(one for one in numbers if 0 <= one < len(examination.windows)):
+        window = examination.windows[number]
+        if not len(window.steps) or not collected:
+            continue
+        alive = window.lives.alive_at(window.first_event[int(window.steps[-1])])
+        made = _made_by(collected, examination, window) & (window.made_in >= since)
+        of_windows.append(window.bytes_of(made & alive))
+    return max(of_windows)
 
 
 def _made_larger(

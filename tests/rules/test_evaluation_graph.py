@@ -410,3 +410,30 @@ def test_a_recurrent_layer_keeps_a_graph_by_itself(tmp_path):
     ]
     assert [one.remedies[0].fix for one in found] == ["no_grad"]
     assert found[0].remedies[0].code == "out, state = model(torch.randn(32, 24, 8), state)"
+
+
+def epochs_end_in_a_test():
+    """Each epoch of twenty steps ends in a test of four batches, whose losses are all kept."""
+    model, optimizer = job()
+    losses = []
+
+    def step(number):
+        trained(model, optimizer)
+        if number % 20 == 19:
+            losses.append([model(torch.randn(1024, 64)).square().mean() for _ in range(4)])
+
+    return step
+
+
+def test_the_graphs_of_two_tests_are_for_nothing_if_much_training_went_through_neither(tmp_path):
+    (found, *_) = findings_of(epochs_end_in_a_test, tmp_path / "run.json", steps=64)
+    assert (found.rule, found.remedies[0].fix) == ("evaluation-graph", "no_grad")
+    # Three tests of four passes, with a result of each `tanh`; the last one of a test may stay.
+    assert found.bytes == 3 * (4 * 4 - 1) * 1024 * 64 * 4
+
+
+def test_the_graph_of_one_test_may_be_learnt_from(tmp_path):
+    assert not any(
+        one.rule == "evaluation-graph"
+        for one in findings_of(epochs_end_in_a_test, tmp_path / "run.json", steps=36)
+    )

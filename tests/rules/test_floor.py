@@ -14,7 +14,7 @@ from torch import nn
 from memprof.loading import load
 from memprof.records import DeviceInfo, Finding, Holder, Site
 from memprof.reference_chain import Link, LinkKind, Unowned
-from memprof.rules.finding import Kind, RuleFinding
+from memprof.rules.finding import Kind, Remedy, RuleFinding
 from memprof.rules.floor import is_minor, is_needed
 from memprof.rules.frameworks import typed
 from memprof.rules.ranked_findings import findings
@@ -285,6 +285,29 @@ def test_a_few_mib_of_the_host_are_no_headline_beside_a_card(mib, card, minor, t
     match = Match(row=0, rows=np.array([0]), nbytes=nbytes, saving=None)
     waste = RuleFinding(Kind.WASTE, "cpu", Site(), "wait", bytes=nbytes, match=match)
     assert is_minor(waste, examine(run)) is minor
+
+
+@pytest.mark.parametrize(
+    ("confidence", "nbytes", "minor"),
+    [(0.45, 64 << 10, True), (0.9, 64 << 10, False), (0.45, 1 << 20, False)],
+    ids=["unsure", "sure", "much of the peak"],
+)
+def test_little_that_hardly_grows_and_nothing_holds_is_no_headline(
+    confidence, nbytes, minor, tmp_path
+):
+    """Previews that a script puts into a list now and then: 2 KiB a step of 16 MiB."""
+    trace = TraceBuilder(device="cpu").label(step=0).alloc(16 << 20, "work").build()
+    growth = RuleFinding(
+        Kind.LEAK,
+        "cpu",
+        Site(),
+        "grows",
+        bytes_per_step=2048,
+        bytes=nbytes,
+        confidence=confidence,
+        remedies=(Remedy("del_ref", "It outlives its step."),),
+    )
+    assert is_minor(growth, examine(load(write_run(tmp_path / "run.json", trace)))) is minor
 
 
 @pytest.mark.parametrize("beside", [False, True])

@@ -139,3 +139,37 @@ def test_what_nothing_holds_joins_what_the_same_call_made_in_most_of_its_steps(c
     assert len(made) == number
     rarely = clusters(groups[:2], holders, lambda _: (7,))
     assert len(rarely) == 2
+
+
+def of_layer(field, owner="layers.0.proj"):
+    """A dict in a field of a layer, with an item for each adapter."""
+    links = [
+        Link(LinkKind.LOCAL, "model", "main", OWN),
+        Link(LinkKind.MODULE_ATTRIBUTE, f"{owner}.{field}", "Layer"),
+        Link(LinkKind.ITEM, "'first'", "ModuleDict", length=12),
+        Link(LinkKind.PARAMETER, "weight", "Linear"),
+    ]
+    return (Holder(LinkKind.LOCAL, OWN, 7, "", links),)
+
+
+@pytest.mark.parametrize(
+    ("other", "calls", "places", "number"),
+    [
+        (of_layer("lora_B"), (7, 7), range(30), 1),
+        (of_layer("lora_B"), (7, 8), range(30), 2),
+        (of_layer("lora_B"), ((), ()), range(30), 2),
+        (of_layer("lora_B"), (7, 7), range(0, 30, 2), 2),
+        (of_layer("lora_B", "layers.1.proj"), (7, 7), range(30), 2),
+    ],
+    ids=["one call", "two calls", "no call", "other steps", "another layer"],
+)
+def test_what_one_call_puts_into_two_fields_of_an_object_is_one_leak(other, calls, places, number):
+    """A layer with low-rank adapters has a dict for either matrix."""
+    groups = [growing(1, range(30)), growing(2, places)]
+    made = clusters(
+        groups,
+        {1: of_layer("lora_A"), 2: other},
+        lambda stack: (calls[stack - 1],) if calls[stack - 1] else (),
+    )
+    assert len(made) == number
+    assert sum(len(one.groups) for one in made) == len(groups)

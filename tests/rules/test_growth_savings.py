@@ -15,6 +15,8 @@ from tests.rules.recorded import Recording
 MIB = 1 << 20
 RECORDED, STEPS = 20, 100
 WORK, WEIGHTS = 8 * MIB, 4 * MIB
+PART = 2 * MIB
+"""What large blocks are whole multiples of."""
 SOURCE = """\
 def main():
     for batch in loader:
@@ -96,3 +98,20 @@ def test_of_several_passes_in_a_step_one_is_there_at_a_time(tmp_path, passes):
     (found,) = (one for one in findings(run) if one.bytes_per_step)
     assert found.remedies[0].peak_before == WEIGHTS + RECORDED * passes * MIB + 512
     assert found.remedies[0].peak_after == WEIGHTS + MIB + 512
+
+
+@pytest.mark.parametrize("is_copy", [True, False])
+def test_what_is_copied_of_all_that_is_kept_is_as_small_as_at_first(tmp_path, is_copy):
+    """Each step joins the list, which takes as much again; or works with what is always as large."""
+    source = tmp_path / "train.py"
+    source.write_text(SOURCE + "        torch.cat(history)\n")
+    trace = TraceBuilder(device="cpu").existing(WEIGHTS, "weights")
+    for step in range(RECORDED):
+        trace.label(step=step)
+        trace.alloc(PART, f"kept{step}", stack=(Frame("main", str(source), 3),))
+        size = (step + 1) * PART if is_copy else RECORDED * PART
+        trace.alloc(size, f"all{step}", stack=(Frame("main", str(source), 4),)).free(f"all{step}")
+    run = load(Recording((trace,)).write(tmp_path / "run.json"))
+    (found,) = (one for one in findings(run) if one.bytes_per_step)
+    assert found.remedies[0].peak_before == WEIGHTS + 2 * RECORDED * PART
+    assert found.remedies[0].peak_after == WEIGHTS + (2 if is_copy else 1 + RECORDED) * PART

@@ -18,7 +18,7 @@ from memprof.source_code.program import Place, called_name, calls_in, place_of
 from memprof.source_code.torch_modes import without_gradients
 from memprof.trace import Action, Phase
 from memprof.units import format_bytes
-from memprof.views.window import Ints, Window
+from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["RULE"]
 
@@ -38,6 +38,8 @@ _MOSTLY = 0.5
 """Of what a pass saved, that its backward pass frees: with `retain_graph` it frees nothing."""
 _FEWEST_LASTING = 6
 """Steps whose graphs are all there when a window ends."""
+_OUTLIVED = 16
+"""Later steps with a backward pass, after which nothing has learnt from a graph that is there."""
 _MODULE_CALL = "_call_impl"
 _LEARNING = ("backward", "grad", "manual_backward")
 """What runs a backward pass."""
@@ -71,7 +73,7 @@ class EvaluationGraph(WasteRule[Match]):
             if learns_at < window.events and is_learnt.sum() > _MOST_LEARNT * len(alive):
                 continue
             stays = lives.free[alive] >= window.events
-            if stays.any() and (~stays).sum() <= _few(alive):
+            if stays.any() and _is_little(window, alive, ~stays):
                 lasting.append(alive[stays])
                 continue
             by_all = _is_kept_by_all(window, rows, alive)
@@ -133,7 +135,7 @@ def _beside_training(case: Case) -> Place | None:
     return next(beside, first)
 
 
-def _match(window: Window, rows: Ints, ends: Ints) -> Match:
+def _match(window: Window, rows: Ints, ends: Ints, *, rises: bool = False) -> Match:
     """Activations, each with the event by which it could have gone."""
     saving = window.replayed(window.ended_at(rows, ends))
     mask = np.zeros(len(window.lives), dtype=bool)
@@ -146,6 +148,7 @@ def _match(window: Window, rows: Ints, ends: Ints) -> Match:
         saving=saving,
         # Then a library calls the model so, and no line of the program can change that.
         tentative=_trains_as_well(window, row),
+        rises=rises,
     )
 
 
@@ -155,10 +158,28 @@ def _amid_an_evaluation(window: Window, lasting: Sequence[Ints]) -> Iterator[Mat
     rows = rows[(window.made_in[rows] >= 0) & (window.module[rows] > 0)]
     steps = window.made_in[rows]
     if len(np.unique(steps)) < _FEWEST_LASTING or not _learns_from_nothing(window, rows):
-        return
+        rows = rows[np.isin(window.lives.stack[rows], _outliving(window, rows))]
+        steps = window.made_in[rows]
+        if not len(rows) or without_gradients(window.stack(int(rows[0]))):
+            return
     # Of each step the last is there still when the next one begins.
     brief = np.flatnonzero(np.diff(steps, append=-1) == 0)
-    yield _match(window, rows[brief], window.lives.alloc[rows[brief + 1]])
+    yield _match(window, rows[brief], window.lives.alloc[rows[brief + 1]], rises=True)
+
+
+def _outliving(window: Window, rows: Ints) -> Ints:
+    """The stacks of passes, in several steps, that are there long after; none, if few modules do.
+
+    Many later steps had backward passes, which went through none of them: each test of an epoch.
+    """
+    learning = np.unique(window.step_of_event[:-1][window.phase_of_event == Phase.BACKWARD])
+    steps = window.made_in[rows]
+    later = len(learning) - np.searchsorted(learning, steps, side="right")
+    old = rows[later >= _OUTLIVED]
+    modules = set(window.module[old].tolist())
+    if len(np.unique(window.made_in[old])) < 2 or len(modules) < _LEAST_MODULES:
+        return old[:0]
+    return np.unique(window.lives.stack[old])
 
 
 def _learns_from_nothing(window: Window, rows: Ints) -> bool:
@@ -228,6 +249,12 @@ def _is_kept_by_all(window: Window, rows: Ints, alive: Ints) -> bool:
     frees, few = np.sort(window.lives.free[alive]), _few(alive)
     frees = frees[few:-few]
     return len(frees) > 0 and int(frees[-1]) < window.events and np.ptp(frees) <= 2 * len(alive)
+
+
+def _is_little(window: Window, alive: Ints, gone: Bools) -> bool:
+    """Whether what has gone of a pass is little of it: its results, and what was made of them."""
+    sizes = window.lives.size[alive]
+    return int(gone.sum()) <= _few(alive) or 10 * int(sizes[gone].sum()) <= int(sizes.sum())
 
 
 def _few(alive: Ints) -> int:
