@@ -96,8 +96,9 @@ def _in_every_step(window: Window, alike: Bools) -> Bools:
     stacks = np.unique(window.lives.stack[alike])
     of_stacks = np.isin(window.lives.stack, stacks[stacks != EMPTY])
     of_stacks &= np.isin(window.origin_site, np.unique(window.origin_site[alike]))
-    sizes, step = window.lives.requested, window.made_in + 1
-    largest = np.zeros(int(step.max(initial=0)) + 1, dtype=np.int64)
+    sizes = window.lives.requested
+    steps, step = np.unique(window.made_in, return_inverse=True)  # numbers may be of any size
+    largest = np.zeros(len(steps), dtype=np.int64)
     np.maximum.at(largest, step[of_stacks], sizes[of_stacks])
     of_stacks &= sizes >= _LEAST_OF_SIZE * largest[step]
     in_every_step: Bools = alike | (

@@ -139,7 +139,8 @@ def _cuts(place: Place, filling: Filling, case: Case) -> Iterator[Advice]:
         sure = (
             not (grouped or learns or others) and tensor and (way.fix != "item" or number is True)
         )
-        sure = sure and (way.fix != "detach" or case.kept_itself < 1)  # else it saves no tensor
+        saves = way.fix != "detach" or case.scalar or case.kept_itself < 1
+        sure = sure and saves  # it may have no graph, where the tensor itself is all that is kept
         if where is not place:
             as_number = way.fix == "item"
             sure = sure and survives_call(where, what, case.everywhere, number=as_number)
