@@ -21,12 +21,14 @@ def lift_limits(
     """
     from memprof.record import sampler, tracker, unseen_code
     from memprof.referrers import bounded_search as searches
+    from memprof.referrers import search_from_tensors as climbs
     from memprof.referrers import survivors as watch
     from memprof.sources.loop import main_thread
 
     for owner, names in (
         (searches, ("WHOLE_S", "WHOLE_AFTER_S", "BUDGET_S", "NOTICEABLE_S")),
         (watch, ("SCAN_S", "GRAPH_S", "LAST_S", "AT_EXIT_S")),
+        (climbs, ("GRAPHS_S",)),
         (sampler.Sampler, ("PATIENCE_S",)),
         (main_thread.Beat, ("PATIENCE_S",)),
     ):

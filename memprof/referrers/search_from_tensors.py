@@ -45,7 +45,7 @@ from memprof.referrers.unowned_memory import with_what_is_known
 from memprof.source_code.find_line import reading_until
 from memprof.sources.tensor_addresses import DeviceBlock, PlaceOf, place_of
 
-__all__ = ["FOR_LINES_S", "UpwardSearch"]
+__all__ = ["FOR_LINES_S", "GRAPHS_S", "UpwardSearch"]
 
 _AT_ONCE = 8
 """Objects whose referrers one pass looks for; each is compared with every reference there is."""
@@ -54,7 +54,7 @@ _MOST_ABOVE = 24
 """Referrers kept of one object; beyond that they are more of the same."""
 FOR_LINES_S = 0.1
 """Seconds that reading sources may take at the end."""
-_GRAPHS_S = 0.1
+GRAPHS_S = 0.1
 """Seconds that graphs are walked at most."""
 _MOST_ENDS = 24
 """Tensors that end graphs from which the way to a name is looked for: three passes."""
@@ -206,7 +206,7 @@ class UpwardSearch:
         with plain_torch():
             ends = [one for one in tensors if not is_bare(one)]
             visible = frozenset(map(id, tensors))
-            edges = TorchEdges(_GraphsAlone(), self._wanted_targets, visible, Deadline(_GRAPHS_S))
+            edges = TorchEdges(_GraphsAlone(), self._wanted_targets, visible, Deadline(GRAPHS_S))
             for place, edge in edges.of(ends):
                 # A look at what is saved makes an object for it, which may live on.
                 is_visible = id(edge.value) in visible

@@ -16,6 +16,7 @@ from memprof.referrers.gc_objects import live_tensors, objects_at  # noqa: E402
 from memprof.referrers.search_from_roots import quiet  # noqa: E402
 from memprof.referrers.search_from_tensors import UpwardSearch  # noqa: E402
 from tests import forks  # noqa: E402
+from tests.unhurried import lift_limits  # noqa: E402
 
 KEPT: list[torch.Tensor] = []
 CACHE: dict[str, dict[int, torch.Tensor]] = {"step": {}}
@@ -201,6 +202,7 @@ def test_a_graph_that_was_freed_meanwhile_holds_nothing():
 
 def holder_at_the_end_of_a_long_chain():
     """Of the first of 300 states in a graph whose end is kept, and how often the search went on."""
+    lift_limits()  # to walk the graph takes a busy machine more than the search has for it
     state = torch.ones(3, requires_grad=True)
     keys = []
     for _ in range(300):
