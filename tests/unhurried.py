@@ -23,12 +23,14 @@ def lift_limits(
     from memprof.referrers import bounded_search as searches
     from memprof.referrers import search_from_tensors as climbs
     from memprof.referrers import survivors as watch
+    from memprof.sources.cpu import large_values
     from memprof.sources.loop import main_thread
 
     for owner, names in (
         (searches, ("WHOLE_S", "WHOLE_AFTER_S", "BUDGET_S", "NOTICEABLE_S")),
         (watch, ("SCAN_S", "GRAPH_S", "LAST_S", "AT_EXIT_S")),
         (climbs, ("GRAPHS_S",)),
+        (large_values, ("FREE_S", "LONGEST_S")),
         (sampler.Sampler, ("PATIENCE_S",)),
         (main_thread.Beat, ("PATIENCE_S",)),
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -101,20 +102,69 @@ def _temporaries_for(window: Window, own: Bools, others: Bools) -> Bools:
 
 
 def without_graph(window: Window, rows: Ints, graph: Ints) -> Cuts:
-    """No lifetimes in ``rows``, and activations that are gone when the next one is made.
+    """No lifetimes in ``rows``, and activations that are gone when nothing uses them any more.
 
     ``graph`` is in the order in which they were made.
     """
     removals = window.whole(rows)
     if not len(graph):
         return removals
-    last = window.lives.alloc[graph[-1:]]
-    brief = window.ended_at(graph, np.append(window.lives.alloc[graph[1:]], last))
+    brief = window.ended_at(graph, _last_uses(window, graph))
     return Cuts(
         np.concatenate([removals.rows, brief.rows]),
         np.concatenate([removals.start, brief.start]),
         np.concatenate([removals.end, brief.end]),
     )
+
+
+def _last_uses(window: Window, graph: Ints) -> Ints:
+    """The events by which a forward pass alone is done with each of its activations.
+
+    The next one is made of it, and the one after that no more. But what a module is called with its
+    caller has until the call returns, so it is there beside what the module's own parts make.
+    """
+    alloc, module = window.lives.alloc[graph], window.module[graph].tolist()
+    parts = [tuple(path.split(".")) for path in window.owners.module.names]
+    # Of each pass the result is there up to the next pass.
+    ends = np.append(alloc[1:], window.events)
+    firsts = np.flatnonzero(np.append(True, np.diff(window.made_in[graph]) != 0))
+    for first, last in pairwise([*firsts.tolist(), len(graph)]):
+        # After the last one any allocation: what is made of that is none of the pass.
+        later = np.append(alloc[first + 1 : last], _next_alloc(window, int(alloc[last - 1])))
+        ends[first : last - 1] = later[1:]
+        calls: list[_OpenCall] = []
+        for at in range(first + 1, last):
+            path, before = parts[module[at]], parts[module[at - 1]]
+            while calls and calls[-1].is_over(path, before):
+                ends[calls.pop().input] = alloc[at]
+            pairs = zip(path, before, strict=False)
+            shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            if len(path) > shared:
+                calls.append(_OpenCall(path[: shared + 1], path, at - 1))
+        for call in calls:
+            ends[call.input] = later[-1]
+    return ends
+
+
+def _next_alloc(window: Window, event: int) -> int:
+    """The first event after one that allocates; the window's end where none does."""
+    at = int(np.searchsorted(window.lives.alloc, event, side="right"))
+    return int(window.lives.alloc[at]) if at < len(window.lives) else window.events
+
+
+class _OpenCall(NamedTuple):
+    """A call of a module that has not returned, as far as its activations tell."""
+
+    module: tuple[str, ...]
+    first: tuple[str, ...]
+    """The module in it that made an activation first."""
+    input: int
+    """The place of the activation that it was called with."""
+
+    def is_over(self, path: tuple[str, ...], before: tuple[str, ...]) -> bool:
+        """Whether the next activation, of the module ``path``, is of another call."""
+        is_inside = path[: len(self.module)] == self.module
+        return not is_inside or (path == self.first != before)
 
 
 def line_of_its_own(window: Window, rows: Ints, modules: Iterable[int]) -> Frame | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from memprof.rules.finding import Kind, RuleFinding
+from memprof.rules.finding import Kind, Remedy, RuleFinding
 from memprof.rules.floor import growth_of, is_beside_card, is_minor, is_tiny
 from memprof.rules.growth_findings import leaks
 from memprof.rules.load_rules import rule_named
@@ -26,6 +26,8 @@ _LITTLE = 0.1
 _SOON = 100
 """Steps in which it must come to that, where the run has fewer: it may be a short trial."""
 _MUCH = 0.5
+_OF_ONE_THING = ("del_ref",)
+"""Fixes that let go of what one variable has, though a line may bind several."""
 _BEFORE_WASTE = (Kind.LEAK, Kind.NON_TORCH, Kind.HOST_GROWTH, Kind.FRAGMENTATION)
 """Kinds of findings over a whole run that come before waste at a peak, the gravest first."""
 
@@ -48,6 +50,7 @@ def findings(run: Run, examination: Examination | None = None) -> tuple[RuleFind
     with_fixes = [
         with_remedies(one, examination) for one in _until_full(without_repeats(candidates), run)
     ]
+    with_fixes = _saved_by_one_change(with_fixes)
     marked = [replace(one, minor=is_minor(one, examination)) for one in with_fixes]
     if any(one.kind is Kind.LEAK and not one.minor and not is_tiny(one) for one in marked):
         # Beside what is a leak, a few bytes are what it has around it, or nothing.
@@ -62,6 +65,45 @@ def findings(run: Run, examination: Examination | None = None) -> tuple[RuleFind
         return one.minor, _comes_to_less(one, wastes, examination), is_of_host
 
     return tuple(sorted(marked, key=place))
+
+
+def _saved_by_one_change(findings: Sequence[RuleFinding]) -> list[RuleFinding]:
+    """The findings; what one change to one line saves of several of them is said of each.
+
+    As where a line adds to the list of whichever object it is called for.
+    """
+    savings: dict[Hashable, list[Remedy]] = {}
+    for finding in findings:
+        for remedy in finding.remedies:
+            savings.setdefault(_change(finding, remedy), []).append(remedy)
+    return [
+        replace(
+            finding,
+            remedies=tuple(
+                _together(one, savings[_change(finding, one)]) for one in finding.remedies
+            ),
+        )
+        for finding in findings
+    ]
+
+
+def _change(finding: RuleFinding, remedy: Remedy) -> Hashable:
+    """What two remedies of growth have in common that are one change; a finding's own else."""
+    if finding.kind not in (Kind.LEAK, Kind.CYCLE) or remedy.fix in _OF_ONE_THING:
+        return id(remedy)
+    return finding.device, finding.rule, remedy.rule, remedy.fix, remedy.filename, remedy.line
+
+
+def _together(remedy: Remedy, others: Sequence[Remedy]) -> Remedy:
+    """The remedy with what it saves of all findings that it is a remedy of."""
+    if len(others) < 2 or any(one.peak_before < 0 for one in others):
+        return remedy
+    saved = sum(one.peak_before - one.peak_after for one in others)
+    return replace(
+        remedy,
+        saves_bytes=sum(one.saves_bytes for one in others),
+        peak_after=max(0, remedy.peak_before - saved),
+    )
 
 
 def _comes_to_less(

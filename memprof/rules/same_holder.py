@@ -36,35 +36,35 @@ def holder_key(holder: Holder) -> tuple[Hashable, ...]:
     return tuple(link for link, _ in groupby(links)) or (holder.kind, holder.filename, holder.line)
 
 
-def _without_field(links: Sequence[Link]) -> Sequence[Link]:
-    """The chain without which field of a library's object it is, where that has a way out.
-
-    A metric has its predictions and its targets in two lists, and empties both by one method.
-    """
-    at = len(links) - 2
-    if at < 0 or links[-1].kind is not LinkKind.ITEM or links[at].kind not in _ATTRIBUTES:
-        return links
-    field = links[at]
-    if field.filename or not field.releases:
-        return links
-    return [*links[:at], _owner_of(field), links[-1]]
-
-
 def owner_key(holder: Holder) -> tuple[Hashable, ...]:
     """What two tensors' holders have in common when one object has the containers of both.
 
     Empty where what holds it is in no field of an object.
     """
     links = holder.links[: _depth(holder.links)]
-    at = len(links) - 2
-    if at < 0 or links[-1].kind is not LinkKind.ITEM or links[at].kind not in _ATTRIBUTES:
-        return ()
-    return tuple(way([*links[:at], _owner_of(links[at]), links[-1]]))
+    return tuple(way(_in_owner(links))) if _is_in_field(links) else ()
 
 
-def _owner_of(field: Link) -> Link:
-    """The link to the object that has the field, of which the name goes by names of its own."""
-    return msgspec.structs.replace(field, name=field.name.rpartition(".")[0])
+def _without_field(links: Sequence[Link]) -> Sequence[Link]:
+    """The chain without which field of a library's object it is, where that has a way out.
+
+    A metric has its predictions and its targets in two lists, and empties both by one method.
+    """
+    if not _is_in_field(links) or links[-2].filename or not links[-2].releases:
+        return links
+    return _in_owner(links)
+
+
+def _is_in_field(links: Sequence[Link]) -> bool:
+    """Whether a chain ends in an item of a container that is in a field of an object."""
+    return len(links) > 1 and links[-1].kind is LinkKind.ITEM and links[-2].kind in _ATTRIBUTES
+
+
+def _in_owner(links: Sequence[Link]) -> Sequence[Link]:
+    """The chain with the field's name left out of ``layers.0.lora_A``: to the object it is of."""
+    field = links[-2]
+    owner = msgspec.structs.replace(field, name=field.name.rpartition(".")[0])
+    return [*links[:-2], owner, links[-1]]
 
 
 def _depth(links: Sequence[Link]) -> int:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind, RuleFinding
-from memprof.trace import EMPTY, Phase
+from memprof.trace import EMPTY, NOT_RECORDED, Phase
 from memprof.views.examination import DeviceExamination
 from memprof.views.peak_without import Cuts, Saving, replayed
 from memprof.views.window import Window
@@ -19,8 +21,11 @@ __all__ = ["at_overall_peak", "is_per_step", "saving_of", "survivors"]
 Ints = npt.NDArray[np.int64]
 
 _LEAST_COPY = 1 << 16
+"""Bytes of the largest tensor of a line that may copy what is kept: less saves nothing."""
 _LEAST_COPIES = 4
 """Times that what is kept was copied as a whole, before that is known."""
+_NEARLY_EACH = 0.9
+"""Of the steps, that make more than the one before, where they make ever more."""
 _SAME_SHARE = 0.05
 """By how much the copy's share of what is kept may differ from time to time."""
 
@@ -49,8 +54,8 @@ def at_overall_peak(saving: Saving, case: Case) -> Saving:
     """``saving`` of growth in one window, at the highest peak that was recorded or counted.
 
     Growth goes on after a window, at its rate, to a peak of which a later window or the counters
-    tell; what that has more than the growth stays. After the change the window's own peak is there
-    as well.
+    tell; by no more than what is allocated at the ends of steps rises in between. What else that
+    peak has stays, and so does the window's own peak after the change.
     """
     finding, window, device = case.finding, case.window, case.device
     if window is None or device is None:
@@ -58,8 +63,11 @@ def at_overall_peak(saving: Saving, case: Case) -> Saving:
     overall = device.peak_allocated
     if overall <= saving.before or not saving.bytes or finding.growth.is_replaced:
         return saving
-    steps_on = _step_of_highest(device) - _step_of_peak(window)
-    saved = max(0, saving.bytes + round(finding.bytes_per_step * steps_on))
+    since, until = _step_of_peak(window), _step_of_highest(device)
+    grown = round(finding.bytes_per_step * (until - since))
+    if until > since:
+        grown = min(grown, _risen_between(device, since, until, unknown=grown))
+    saved = max(0, saving.bytes + grown)
     return Saving(overall, max(saving.after, overall - saved))
 
 
@@ -91,22 +99,37 @@ def _step_of_highest(device: DeviceExamination) -> int:
     return _step_of_peak(highest)
 
 
+def _risen_between(device: DeviceExamination, since: int, until: int, *, unknown: int) -> int:
+    """Bytes by which what is allocated at the ends of steps rises from one up to another.
+
+    From before the first of them, to the most by the last; ``unknown`` where that was not counted.
+    """
+    with_figures = device.steps.allocated != NOT_RECORDED
+    allocated, numbers = device.steps.allocated[with_figures], device.steps.last[with_figures]
+    if not len(numbers) or until > numbers[-1]:
+        return unknown
+    before = max(0, int(np.searchsorted(numbers, since)) - 1)
+    after = int(np.searchsorted(numbers, until)) + 1
+    return int(allocated[before:after].max(initial=allocated[before]) - allocated[before])
+
+
 def _without_survivors(finding: RuleFinding, window: Window | None) -> Saving | None:
     if window is None or finding.evidence.window < 0 or not len(finding.evidence.allocs):
         return None
     if finding.growth.is_replaced:
-        rows = np.flatnonzero(np.isin(window.lives.alloc, finding.evidence.allocs))
-        return replayed(window.line, _growth_of_replaced(window, rows))
+        return replayed(window.line, _growth_of_replaced(finding, window))
     rows = survivors(finding, window)
     ends = np.searchsorted(window.step_of_event[:-1], window.made_in[rows] + 1)
     ends = np.minimum(ends, _made_again(window, rows))
     cuts = Cuts.ended_at(window.line, rows, ends)
     copies, gone = _copies(window, rows)
+    more, surplus = _ever_more(window, rows)
+    alloc, free, size = window.lives.alloc, window.lives.free, window.lives.size
     cuts = Cuts(
-        np.concatenate([rows, copies]),
-        np.concatenate([cuts.start, window.lives.alloc[copies]]),
-        np.concatenate([cuts.end, window.lives.free[copies]]),
-        np.concatenate([window.lives.size[rows], gone]),
+        np.concatenate([rows, copies, rows[more]]),
+        np.concatenate([cuts.start, alloc[copies], alloc[rows[more]]]),
+        np.concatenate([cuts.end, free[copies], np.minimum(cuts.start, free[rows])[more]]),
+        np.concatenate([size[rows], gone, surplus]),
     )
     # The peak of the whole window: growth is not over once the first steps are.
     return replayed(window.line, cuts)
@@ -128,23 +151,26 @@ def _copies(window: Window, kept: Ints) -> tuple[Ints, Ints]:
     if not len(rows) or not len(kept):
         return rows[:0], rows[:0]
     stack, step = lives.stack[rows], window.made_in[rows]
-    first = np.flatnonzero(np.append(True, (np.diff(stack) != 0) | (np.diff(step) != 0)))
+    is_first = np.append(True, (np.diff(stack) != 0) | (np.diff(step) != 0))
+    first = np.flatnonzero(is_first)
     total = np.add.reduceat(lives.size[rows], first)
     before = np.searchsorted(lives.alloc[kept], lives.alloc[rows[first]])
     there = np.append(0, np.cumsum(lives.size[kept]))[before]
-    gone = np.zeros(len(rows), dtype=np.int64)
-    of_group = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(rows))))
-    for one in np.unique(stack[first]).tolist():
-        groups = np.flatnonzero((stack[first] == one) & (there > 0))
-        if len(groups) < _LEAST_COPIES or there[groups[-1]] < 2 * there[groups[0]]:
+    least = total.copy()
+    """Of each stack and step, what is left without the growth."""
+    bounds = np.flatnonzero(np.append(True, np.diff(stack[first]) != 0))
+    for low, high in pairwise([*bounds.tolist(), len(first)]):
+        steps = slice(low, high)
+        known = (there[steps] > 0) & (total[steps] > 0)
+        totals, kept_then = total[steps][known], there[steps][known]
+        if len(totals) < _LEAST_COPIES or kept_then[-1] < 2 * kept_then[0]:
             continue
-        share = total[groups] / there[groups]
+        share = totals / kept_then
         # The first may be made beside others of its size, and a window end amid the last.
-        if np.abs(share[1:-1] / np.median(share) - 1).max() > _SAME_SHARE:
-            continue
-        inside = np.isin(of_group, groups)
-        least = total[groups].min() / total[of_group[inside]]
-        gone[inside] = (lives.size[rows[inside]] * (1 - least)).astype(np.int64)
+        if np.abs(share[1:-1] / np.median(share) - 1).max() <= _SAME_SHARE:
+            least[steps][known] = totals.min()
+    of_row = np.cumsum(is_first) - 1
+    gone = (lives.size[rows] * (1 - least / np.maximum(1, total))[of_row]).astype(np.int64)
     return rows[gone > 0], gone[gone > 0]
 
 
@@ -160,20 +186,66 @@ def _made_again(window: Window, rows: Ints) -> Ints:
     made = lives.alloc[rows]
     done = np.append(over, never)[np.searchsorted(over, made)]
     ends = np.full(len(rows), never, dtype=np.int64)
-    for stack in np.unique(lives.stack[rows]).tolist():
-        of_stack = np.flatnonzero(lives.stack[rows] == stack)
-        makes = np.append(np.sort(made[of_stack]), never)
+    for of_stack in _of_each_stack(window, rows):
+        makes = np.append(made[of_stack], never)
         ends[of_stack] = makes[np.searchsorted(makes[:-1], done[of_stack])]
     return ends
 
 
-def _growth_of_replaced(window: Window, last: Ints) -> Cuts:
-    """What the tensors of each step have more than those of the first, of the same stacks."""
-    lives = window.lives
-    rows = np.flatnonzero(np.isin(lives.stack, lives.stack[last]) & (lives.alloc >= 0))
-    size = lives.size[rows]
+def _of_each_stack(window: Window, rows: Ints) -> Iterator[Ints]:
+    """For each stack the places in ``rows`` of what it made, as it made it."""
+    stack = window.lives.stack[rows]
+    order = np.lexsort((window.lives.alloc[rows], stack))
+    bounds = np.flatnonzero(np.append(len(rows) > 0, np.diff(stack[order]) != 0))
+    for low, high in pairwise([*bounds.tolist(), len(rows)]):
+        yield order[low:high]
+
+
+def _ever_more(window: Window, rows: Ints) -> tuple[Ints, Ints]:
+    """Places in ``rows`` of what a step makes beyond what the first did, and how much of each.
+
+    Where steps make ever more tensors: each of the hooks that were left so far keeps a result of
+    its own of every pass. Without them each step makes as many as the first.
+    """
     steps, step = np.unique(window.made_in[rows], return_inverse=True)
-    of_step = np.bincount(step, weights=size, minlength=len(steps))
-    share = np.maximum(0.0, 1 - of_step[0] / np.maximum(1, of_step))
-    gone = (size * share[step]).astype(np.int64)
+    made = np.bincount(step, minlength=len(steps))
+    # A window may end amid the last.
+    rises = np.diff(made[:-1]) > 0
+    if len(steps) < _LEAST_COPIES or rises.mean() < _NEARLY_EACH or made.max() < 2 * made[0]:
+        return rows[:0], rows[:0]
+    surplus = window.lives.size[rows] * (made[step] - made[0]) // made[step]
+    places = np.flatnonzero(surplus > 0)
+    return places, surplus[places]
+
+
+def _growth_of_replaced(finding: RuleFinding, window: Window) -> Cuts:
+    """What the tensors of each step have more than those of the first, of the same lines.
+
+    Of the finding's own stacks as well what had grown before the window began.
+    """
+    lives = window.lives
+    last = np.flatnonzero(np.isin(lives.alloc, finding.evidence.allocs))
+    held = max(1, _in_last_step(window, last))
+    grown, of_one = finding.bytes / held, finding.bytes_per_step / held
+    own = np.isin(lives.stack, lives.stack[last])
+    rows = np.flatnonzero(np.isin(window.site, window.site[last]) & (lives.alloc >= 0))
+    gone = np.zeros(len(rows), dtype=np.int64)
+    for of_stack in _of_each_stack(window, rows):
+        size, made_in = lives.size[rows[of_stack]], window.made_in[rows[of_stack]]
+        steps, step = np.unique(made_in, return_inverse=True)
+        of_step = np.bincount(step, weights=size, minlength=len(steps))
+        least = of_step[0]
+        if own[rows[of_stack][0]]:
+            least = min(least, of_step[-1] * max(1 - grown, of_one))
+        share = np.maximum(0.0, 1 - least / np.maximum(1, of_step))
+        gone[of_stack] = (size * share[step]).astype(np.int64)
     return replace(Cuts.whole(window.line, rows), bytes=gone)
+
+
+def _in_last_step(window: Window, rows: Ints) -> int:
+    """Bytes of ``rows`` that each stack made in its last step."""
+    size, made_in = window.lives.size[rows], window.made_in[rows]
+    return sum(
+        int(size[of_stack][made_in[of_stack] == made_in[of_stack[-1]]].sum())
+        for of_stack in _of_each_stack(window, rows)
+    )

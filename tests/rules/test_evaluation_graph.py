@@ -412,13 +412,15 @@ def test_a_recurrent_layer_keeps_a_graph_by_itself(tmp_path):
     assert found[0].remedies[0].code == "out, state = model(torch.randn(32, 24, 8), state)"
 
 
-def epochs_end_in_a_test():
+def epochs_end_in_a_test(retain_graph=False):
     """Each epoch of twenty steps ends in a test of four batches, whose losses are all kept."""
     model, optimizer = job()
     losses = []
 
     def step(number):
-        trained(model, optimizer)
+        optimizer.zero_grad()
+        model(torch.randn(256, 64)).square().mean().backward(retain_graph=retain_graph)
+        optimizer.step()
         if number % 20 == 19:
             losses.append([model(torch.randn(1024, 64)).square().mean() for _ in range(4)])
 
@@ -437,3 +439,10 @@ def test_the_graph_of_one_test_may_be_learnt_from(tmp_path):
         one.rule == "evaluation-graph"
         for one in findings_of(epochs_end_in_a_test, tmp_path / "run.json", steps=36)
     )
+
+
+def test_graphs_that_backward_passes_leave_whole_may_be_learnt_from_again_and_again(tmp_path):
+    found = findings_of(
+        lambda: epochs_end_in_a_test(retain_graph=True), tmp_path / "run.json", steps=64
+    )
+    assert not any(one.rule == "evaluation-graph" and not one.bytes_per_step for one in found)

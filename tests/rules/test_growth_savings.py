@@ -24,7 +24,7 @@ def main():
 """
 
 
-def run_of(tmp_path, peak_after):
+def run_of(tmp_path, peak_after, grows_until=STEPS):
     """Twenty recorded steps that keep a MiB each, and eighty counted ones with such peaks."""
     source = tmp_path / "train.py"
     source.write_text(SOURCE)
@@ -33,7 +33,7 @@ def run_of(tmp_path, peak_after):
         trace.label(step=step).alloc(WORK, f"work{step}")
         trace.alloc(MIB, f"kept{step}", stack=(Frame("main", str(source), 3),)).free(f"work{step}")
     numbers = list(range(STEPS))
-    allocated = [WEIGHTS + MIB * (step + 1) for step in numbers]
+    allocated = [WEIGHTS + MIB * min(step + 1, grows_until) for step in numbers]
     columns = StepColumns(
         first=numbers,
         last=numbers,
@@ -71,6 +71,19 @@ def test_another_peak_stays_but_for_what_had_grown_by_then(tmp_path):
     (first, *_) = found.remedies
     assert first.peak_before == WEIGHTS + (evaluated + 1) * MIB + evaluation
     assert first.peak_after == WEIGHTS + evaluation + MIB
+
+
+def test_growth_that_is_over_has_no_part_in_a_later_peak(tmp_path):
+    evaluated, evaluation = 90, 500 * MIB
+
+    def peak(step, allocated):
+        return allocated + (evaluation if step == evaluated else WORK)
+
+    run = run_of(tmp_path, peak, grows_until=RECORDED)
+    (first, *_) = next(one for one in findings(run) if one.bytes_per_step).remedies
+    assert first.peak_before == WEIGHTS + RECORDED * MIB + evaluation
+    # What was counted in the last recorded step cannot be told from that after it.
+    assert first.peak_before - first.peak_after == RECORDED * MIB
 
 
 @pytest.mark.parametrize("counted", [0, WORK])
@@ -115,3 +128,71 @@ def test_what_is_copied_of_all_that_is_kept_is_as_small_as_at_first(tmp_path, is
     (found,) = (one for one in findings(run) if one.bytes_per_step)
     assert found.remedies[0].peak_before == WEIGHTS + 2 * RECORDED * PART
     assert found.remedies[0].peak_after == WEIGHTS + (2 if is_copy else 1 + RECORDED) * PART
+
+
+def test_steps_that_keep_ever_more_keep_as_much_as_the_first_without_the_growth(tmp_path):
+    """Every hook that was left so far keeps a result of its own in each step."""
+    source = tmp_path / "train.py"
+    source.write_text(SOURCE)
+    trace = TraceBuilder(device="cpu").existing(WEIGHTS, "weights")
+    for step in range(RECORDED):
+        trace.label(step=step)
+        for number in range(step + 1):
+            trace.alloc(MIB, f"{step}.{number}", stack=(Frame("main", str(source), 3),))
+    run = load(Recording((trace,)).write(tmp_path / "run.json"))
+    first = next(one for one in findings(run) if one.bytes_per_step).remedies[0]
+    assert first.peak_before == WEIGHTS + RECORDED * (RECORDED + 1) // 2 * MIB
+    # Of each of the last step's tensors a whole number of bytes is left.
+    assert first.peak_after == pytest.approx(WEIGHTS + MIB, abs=RECORDED)
+
+
+def test_growth_that_is_made_anew_at_one_line_is_cut_on_each_way_to_it(tmp_path):
+    """In each step all hooks so far replace what they have, in the training and in a test."""
+    source = tmp_path / "train.py"
+    source.write_text("def hook(output):\n    rows = torch.cat([rows, output])\n")
+    hook = Frame("hook", str(source), 2)
+    ways = [(hook, Frame(name, str(source), 9)) for name in ("train", "test")]
+    trace = TraceBuilder(device="cpu").existing(WEIGHTS, "weights")
+    for step in range(RECORDED):
+        trace.label(step=step)
+        for number, way in enumerate(ways):
+            trace.alloc((step + 1) * MIB, f"{step}.{number}", stack=way)
+            if step or number:
+                trace.free(f"{step - 1 + number}.{1 - number}")
+    run = load(Recording((trace,)).write(tmp_path / "run.json"))
+    first = next(one for one in findings(run) if one.bytes_per_step).remedies[0]
+    assert first.peak_before == WEIGHTS + 2 * RECORDED * MIB
+    assert first.peak_after == WEIGHTS + 2 * MIB
+
+
+@pytest.mark.parametrize("is_one_line", [True, False])
+def test_what_one_change_saves_of_two_holders_is_said_of_both(is_one_line, tmp_path):
+    source = tmp_path / "train.py"
+    source.write_text(
+        "def add(self, batch):\n    self.rows.append(batch)\n\n\n"
+        "def log(self, batch):\n    self.rows.append(batch)\n"
+    )
+    functions = ("add", "add") if is_one_line else ("add", "log")
+    lines = [2 if name == "add" else 6 for name in functions]
+    trace = TraceBuilder(device="cpu").existing(WEIGHTS, "weights")
+    for step in range(RECORDED):
+        trace.label(step=step)
+        for number, (name, line) in enumerate(zip(functions, lines, strict=True)):
+            stack = Frame(name, str(source), line), Frame("main", str(source), 10 + number)
+            trace.alloc(MIB, f"{step}.{number}", stack=stack)
+    searches = []
+    for number, (name, line) in enumerate(zip(("first", "second"), lines, strict=True), start=1):
+        links = [
+            Link(LinkKind.GLOBAL, name, "__main__"),
+            Link(LinkKind.ATTRIBUTE, "rows", "Log"),
+            Link(LinkKind.ITEM, "0", "list", length=RECORDED, grows=True),
+        ]
+        holder = Holder(LinkKind.GLOBAL, str(source), line, "self.rows.append(batch)", links)
+        searches.append(
+            Finding("holders", device="cpu", step=RECORDED - 1, stack=number, holders=[holder])
+        )
+    run = load(Recording((trace,), None, tuple(searches)).write(tmp_path / "run.json"))
+    first, second = (one.remedies[0] for one in findings(run) if one.bytes_per_step)
+    assert first.peak_before == second.peak_before == WEIGHTS + 2 * RECORDED * MIB
+    saved = (RECORDED - 1) * (2 if is_one_line else 1) * MIB
+    assert first.peak_before - first.peak_after == second.peak_before - second.peak_after == saved

@@ -71,6 +71,44 @@ def test_a_small_result_with_a_large_graph_is_to_be_detached_first(tmp_path):
     assert first.code == 'outputs.append({"step": number, "agreement": agreement})'
 
 
+class Tables:
+    """A table for each key, made once, which has nothing to do with the graph."""
+
+    def __init__(self):
+        self.tables = {}
+
+    def make(self):
+        return torch.ones(SIZE, SIZE)
+
+    def __call__(self, key):
+        if key not in self.tables:
+            self.tables[key] = self.make()
+        return self.tables[key]
+
+
+class Keeping(nn.Module):
+    """Adds another table in each forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.times = Tables(), 0
+
+    def forward(self, x):
+        self.times += 1
+        return x + self.table(self.times)
+
+
+def test_what_is_kept_by_itself_is_detached_by_no_patch(tmp_path):
+    def program():
+        model = nn.Sequential(job(), Keeping())
+        return lambda _: model(torch.ones(SIZE, SIZE)).mean().backward()
+
+    found = findings_of(program, tmp_path / "run.json")[0]
+    (offered,) = [one for one in found.remedies if one.fix == "detach"]
+    assert (offered.code, offered.patch) == ("self.tables[key] = self.make()", "")
+    assert offered.peak_before == offered.peak_after
+
+
 def log_to_a_library(library):
     history, model = library("scores").History(), job()
 

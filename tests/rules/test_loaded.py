@@ -58,6 +58,7 @@ def test_all_that_was_loaded_is_there_and_its_name_is_told(tmp_path):
     assert not loaded.match.passing
     first, second = loaded.remedies
     assert first.why == "Drop `checkpoint` once the model has been filled from it."
+    assert (second.fix, second.saves_bytes, second.peak_before) == ("map_location_cpu", 0, -1)
     assert '+    checkpoint = torch.load(checkpoint_file(), map_location="cpu")' in second.patch
 
 

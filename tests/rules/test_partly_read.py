@@ -608,3 +608,27 @@ def test_what_a_call_makes_as_it_is_returned_beside_another_value_is_followed(tm
     (found, *_) = findings_of(made_as_it_is_returned, tmp_path / "run.json")
     assert (found.rule, found.minor) == ("partly-read", False)
     assert found.match.part.text == "logits[:, -1]"
+
+
+def a_draft_and_its_target():
+    """Both go through a prompt, one after the other, and one function reads the end of either."""
+    target, draft = Decoder(), Decoder()
+
+    def prefill(model, ids):
+        logits = model(ids)
+        return logits[:, -1].argmax(dim=-1)
+
+    @torch.no_grad()
+    def step(number):
+        ids = torch.randint(WORDS, (ROWS, POSITIONS))
+        first = prefill(target, ids)
+        return (first == prefill(draft, ids)).tolist()
+
+    return step
+
+
+def test_of_two_models_that_one_function_calls_neither_computes_the_rest(tmp_path):
+    (found, *_) = findings_of(a_draft_and_its_target, tmp_path / "run.json")
+    whole = ROWS * POSITIONS * WORDS * 4
+    assert (found.rule, found.bytes) == ("partly-read", whole)
+    assert found.remedies[0].saves_bytes >= whole - 64 * ROWS * POSITIONS * WIDTH

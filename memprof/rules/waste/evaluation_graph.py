@@ -141,14 +141,15 @@ def _match(window: Window, rows: Ints, ends: Ints, *, rises: bool = False) -> Ma
     mask = np.zeros(len(window.lives), dtype=bool)
     mask[rows] = True
     row = window.main_site(mask)
+    # Then a library calls the model so, and no line of the program can change that.
+    is_of_library = _trains_as_well(window, row)
     return Match(
         row=row,
         rows=rows,
         nbytes=window.bytes_of(mask & window.at_peak) or saving.bytes,
         saving=saving,
-        # Then a library calls the model so, and no line of the program can change that.
-        tentative=_trains_as_well(window, row),
-        rises=rises,
+        tentative=is_of_library,
+        rises=rises and not is_of_library,
     )
 
 
@@ -170,9 +171,10 @@ def _amid_an_evaluation(window: Window, lasting: Sequence[Ints]) -> Iterator[Mat
 def _outliving(window: Window, rows: Ints) -> Ints:
     """The stacks of passes, in several steps, that are there long after; none, if few modules do.
 
-    Many later steps had backward passes, which went through none of them: each test of an epoch.
+    Many later steps had backward passes that freed what they went through, and these were none of
+    it: each test of an epoch.
     """
-    learning = np.unique(window.step_of_event[:-1][window.phase_of_event == Phase.BACKWARD])
+    learning = np.unique(window.step_of_event[list(_freeing_backwards(window))])
     steps = window.made_in[rows]
     later = len(learning) - np.searchsorted(learning, steps, side="right")
     old = rows[later >= _OUTLIVED]
@@ -180,6 +182,15 @@ def _outliving(window: Window, rows: Ints) -> Ints:
     if len(np.unique(window.made_in[old])) < 2 or len(modules) < _LEAST_MODULES:
         return old[:0]
     return np.unique(window.lives.stack[old])
+
+
+def _freeing_backwards(window: Window) -> Iterator[int]:
+    """Where backward passes begin that free what the forward pass just before them saved."""
+    backward = _backward_allocs(window)
+    for first, last in _forward_runs(window):
+        at = int(np.searchsorted(backward, last))
+        if at < len(backward) and _is_freed(window, (first, last), int(backward[at])):
+            yield int(backward[at])
 
 
 def _learns_from_nothing(window: Window, rows: Ints) -> bool:
@@ -269,10 +280,7 @@ def _unused_forwards(window: Window) -> Iterator[tuple[int, int, int, bool]]:
     passes: one that is used by it has its graph then still. The window's end where none comes. Last
     whether that backward pass frees what the forward pass just before it saved.
     """
-    in_module = np.array([bool(label.module) for label in window.trace.tables.labels])
-    is_alloc = window.trace.events.action == Action.ALLOC
-    backward = np.flatnonzero((window.phase_of_event == Phase.BACKWARD) & is_alloc)
-    runs = [(first, last) for first, last, _ in runs_within(window, in_module)]
+    backward, runs = _backward_allocs(window), _forward_runs(window)
     starts = [first for first, _ in runs]
     for number, (first, last) in enumerate(runs):
         until = runs[number + 1][0] if number + 1 < len(runs) else window.events
@@ -286,6 +294,18 @@ def _unused_forwards(window: Window) -> Iterator[tuple[int, int, int, bool]]:
                 continue
             own = runs[bisect_left(starts, begins) - 1]
             yield first, last, begins, _is_freed(window, own, begins)
+
+
+def _forward_runs(window: Window) -> list[tuple[int, int]]:
+    """First and last event of each forward pass."""
+    in_module = np.array([bool(label.module) for label in window.trace.tables.labels])
+    return [(first, last) for first, last, _ in runs_within(window, in_module)]
+
+
+def _backward_allocs(window: Window) -> Ints:
+    """The allocations of backward passes."""
+    is_alloc = window.trace.events.action == Action.ALLOC
+    return np.flatnonzero((window.phase_of_event == Phase.BACKWARD) & is_alloc)
 
 
 def _is_freed(window: Window, run: tuple[int, int], begins: int) -> bool:

@@ -23,7 +23,7 @@ from memprof.source_code.parts_read import (
     gathered_part,
     part_read,
 )
-from memprof.source_code.program import place_of
+from memprof.source_code.program import Place, place_of
 from memprof.trace import Frame
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
@@ -163,7 +163,28 @@ def _spared(window: Window, large: LargeTensor, part: PartRead | ComputedPart) -
     made = made_on_its_line(window, large.row)
     if isinstance(part, ComputedPart):
         return np.union1d(made, np.flatnonzero(large.in_every_step))
-    return made
+    return np.union1d(made, _read_likewise(window, large.row, part))
+
+
+def _read_likewise(window: Window, row: int, part: PartRead) -> Ints:
+    """What comes by the same calls to the function that reads the part, whoever calls that one.
+
+    Of two models that a step calls by one function each has a result of which it reads a part.
+    """
+    stack = window.stack(row)
+    readers = (
+        at for at, frame in enumerate(stack) if _is_in_function_of(place_of(frame), part.place)
+    )
+    way = stack[: next(readers, len(stack)) + 1]
+    rows = np.flatnonzero(window.site == window.site[row])
+    numbers = np.unique(window.lives.stack[rows]).tolist()
+    alike = [one for one in numbers if window.trace.stack(one)[: len(way)] == way]
+    return rows[np.isin(window.lives.stack[rows], alike)]
+
+
+def _is_in_function_of(place: Place | None, other: Place) -> bool:
+    """Whether two statements are of the same function."""
+    return place is not None and place.program is other.program and place.function is other.function
 
 
 def _part(window: Window, large: LargeTensor) -> PartRead | ComputedPart | None:

@@ -61,9 +61,9 @@ _DENSE = 0.8
 """Of the places up to its last value, that a line fills."""
 _BEYOND = 1 << 14
 """Places that are read beyond where all lines end: one entry in thousands may go further."""
-_FREE_S, _SHARE = 0.1, 0.01
+FREE_S, _SHARE = 0.1, 0.01
 """Seconds that looks may take in any case, and the share of the time beyond that."""
-_LONGEST_S = 0.02
+LONGEST_S = 0.02
 """Of one look: what was looked at less often comes first, then what is larger."""
 _FROM_FILES = ("aten::from_file",)
 """Operators whose result lies in a file: reading a place of it may read the disk."""
@@ -261,7 +261,7 @@ class LargeValuesWatch:
         """Whether looks have not taken more than their share of the time."""
         now_s = time.monotonic()
         self._began_s = self._began_s or now_s
-        return self._spent_s <= _FREE_S + _SHARE * (now_s - self._began_s)
+        return self._spent_s <= FREE_S + _SHARE * (now_s - self._began_s)
 
     def begin(self) -> None:
         """A window begins; what is known from an earlier one and lives is looked at again."""
@@ -292,7 +292,7 @@ class LargeValuesWatch:
             for number, tensor in enumerate(group.tensors)
         ]
         for _, size, is_whole, tensor in sorted(due, key=lambda one: one[:2]):
-            if time.monotonic() - began_s > _LONGEST_S:
+            if time.monotonic() - began_s > LONGEST_S:
                 break
             sample = _read(tensor, self._steps if is_whole else -1)
             if sample:
