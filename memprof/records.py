@@ -429,7 +429,8 @@ class LargeValues(
     ones: list[int] = []
     """Those of which the values that are not zero are the same one."""
     repeats: list[int] = []
-    """How often the same values are there along dimensions, the fewest of one; 1: they are not."""
+    """How often the same values are there, along whole dimensions or in equal parts of one, the
+    fewest of one tensor; 1: they are not."""
     same: list[int] = []
     """The most tensors of that size, of whatever stack, that had the same values at once."""
     shape: list[list[int]] = []

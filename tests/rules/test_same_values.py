@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from tests.rules.recorded import findings_of, peak_of
 
@@ -81,6 +82,44 @@ def test_what_is_there_again_along_a_dimension_is_to_be_kept_once(tmp_path):
     assert found.title.endswith(f"are the same values {HEADS} times over")
     assert (first.fix, found.bytes) == ("reshape", HEADS * SIDE * SIDE * 4)
     assert first.saves_bytes == found.bytes * (HEADS - 1) // HEADS
+
+
+LENGTH, SHARED = 128, 4
+"""Steps that a cache is long, and heads that share keys and values."""
+
+
+def cached(*, repeated):
+    """Keys and values of two heads, kept for each of the eight that read them; or only read so."""
+    kept = 1 if repeated else SHARED
+    shape = 24, HEADS // kept, LENGTH, 32
+    keys = torch.zeros(shape)
+    values = torch.zeros(shape)
+
+    @torch.no_grad()
+    def step(number):
+        query = torch.randn(24, HEADS, 1, 32)
+        made = torch.randn(2, 24, HEADS // SHARED, 1, 32)
+        if repeated:
+            made = made.repeat_interleave(SHARED, dim=2)
+        keys[:, :, number : number + 1], values[:, :, number : number + 1] = made
+        read = keys[:, :, : number + 1], values[:, :, : number + 1]
+        return functional.scaled_dot_product_attention(query, *read, enable_gqa=not repeated)
+
+    return step
+
+
+def test_keys_and_values_are_kept_once_for_heads_that_share_them(tmp_path):
+    found = findings_of(lambda: cached(repeated=True), tmp_path / "run.json", LENGTH)[0]
+    assert (found.rule, found.minor) == ("same-values", False)
+    assert found.bytes == 2 * 24 * HEADS * LENGTH * 32 * 4
+    assert found.title.endswith(f"are the same values {SHARED} times over")
+    (first,) = found.remedies
+    assert (first.fix, first.code) == ("reshape", "keys = torch.zeros(shape)")
+    assert "enable_gqa" in first.why
+    findings_of(lambda: cached(repeated=False), tmp_path / "once.json", LENGTH)
+    saved = peak_of(tmp_path / "run.json") - peak_of(tmp_path / "once.json")
+    assert abs(first.saves_bytes - saved) <= 0.1 * saved
+    assert not same(lambda: cached(repeated=False), tmp_path / "again.json")
 
 
 def alike_at_first():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,15 +60,29 @@ class SameValuesRule(WasteRule[SameValues]):
         nbytes, remains = format_bytes(match.nbytes), 1 / match.times
         if match.is_within:
             shape = " × ".join(f"{extent:,}" for extent in match.shape)
+            once = (
+                "with 1 as the length of that dimension. Operators broadcast by themselves, and "
+                "`expand` shows a view."
+                if _is_product(match.times, match.shape)
+                else "and repeat them where they are read, a part at a time. Attention does so by "
+                "itself for heads that share keys and values (`enable_gqa=True`)."
+            )
             why = (
                 f"{nbytes} ({shape}) are the same values {match.times:,} times over: keep them "
-                "once, with 1 as the length of that dimension. Operators broadcast by themselves, "
-                "and `expand` shows a view."
+                f"once, {once}"
             )
             yield Advice("reshape", why, case.site, remains=remains)
             return
         why = f"{nbytes} are {_tensors(match)}: make it once, and hand that to all that read it."
         yield Advice("store_once", why, case.site, remains=remains)
+
+
+def _is_product(times: int, extents: Sequence[int]) -> bool:
+    """Whether values that are there so often may be the same along whole dimensions."""
+    products = {1}
+    for extent in extents:
+        products |= {one * extent for one in products}
+    return times in products
 
 
 def _tensors(match: SameValues) -> str:
@@ -100,7 +114,11 @@ def _match(window: Window, *, is_within: bool) -> SameValues | None:
         return None
     row = window.main_site(recorded)
     key = int(window.lives.stack[row]), int(window.lives.requested[row])
-    there = there & (window.lives.requested == key[1]) if not is_within else rows[key]
+    if is_within:  # keys and values of one cache
+        alike = [one for one in rows if known[one].shape == known[key].shape]
+        there = np.logical_or.reduce([rows[one] for one in alike if times[one] == times[key]])
+    else:
+        there &= window.lives.requested == key[1]
     nbytes = window.bytes_of(there)
     if window.share(nbytes * (1 - 1 / times[key])) < _LEAST_SHARE:
         return None

@@ -61,6 +61,10 @@ _DENSE = 0.8
 """Of the places up to its last value, that a line fills."""
 _BEYOND = 1 << 14
 """Places that are read beyond where all lines end: one entry in thousands may go further."""
+_FIRST, _REST = slice(64), slice(64, None)
+"""Of a sample: most that is not the same differs in its first values already."""
+_PRIMES = (2, 3, 5, 7)
+"""Factors of how often heads, channels or rows are repeated."""
 FREE_S, _SHARE = 0.1, 0.01
 """Seconds that looks may take in any case, and the share of the time beyond that."""
 LONGEST_S = 0.02
@@ -458,9 +462,9 @@ def _look(
 def _repeats(
     values: _Values, shape: tuple[int, ...], places: npt.NDArray[np.int64], sample: _Values
 ) -> int:
-    """How often all values are there: what is the same at the first place of a dimension as here.
+    """How often all values are there: what is the same at another place of a dimension as here.
 
-    1 where all values are the same one.
+    At its first place, or as `_in_parts` says; 1 where all values are the same one.
     """
     if bool((sample == sample[0]).all()):
         return 1
@@ -469,10 +473,46 @@ def _repeats(
         if extent < 2:
             continue
         stride = prod(shape[dim + 1 :])
-        first = places - (places // stride % extent) * stride
-        if bool((values[first] == sample).all()):
-            repeats *= extent
+        at = places // stride % extent
+        is_same = _Sames(values, places, stride, sample)
+        repeats *= extent if is_same.back_by(at) else _in_parts(is_same, at, extent)
     return repeats
+
+
+class _Sames(NamedTuple):
+    """Compares a sample with what is elsewhere along a dimension."""
+
+    values: _Values
+    places: npt.NDArray[np.int64]
+    stride: int
+    sample: _Values
+
+    def back_by(self, steps: npt.NDArray[np.int64]) -> bool:
+        """Whether all values are the same so many places before."""
+        return all(
+            bool(
+                (self.values[(self.places - steps * self.stride)[part]] == self.sample[part]).all()
+            )
+            for part in (_FIRST, _REST)
+        )
+
+
+def _in_parts(is_same: _Sames, at: npt.NDArray[np.int64], extent: int) -> int:
+    """How often values are there that lie at places ``at`` of a dimension; 1 where once.
+
+    One after the other, as of heads that share what they read; or laid out again behind all of
+    them. What is there four times is there twice: so it is tried by prime factors.
+    """
+    behind = next_to = 1
+    for prime in _PRIMES:
+        while extent % (next_to * prime) == 0 and is_same.back_by(at % (next_to * prime)):
+            next_to *= prime
+        while extent % (behind * prime) == 0:
+            period = extent // (behind * prime)
+            if not is_same.back_by(at // period * period):
+                break
+            behind *= prime
+    return max(next_to, behind)
 
 
 def _last_used(values: _Values, stride: int, extent: int, used: int, places_of: _Places) -> int:

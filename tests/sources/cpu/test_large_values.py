@@ -90,6 +90,19 @@ def test_a_mask_that_is_there_for_each_head(tmp_path):
     assert values_of(make, tmp_path)["repeats"] == 8
 
 
+@pytest.mark.parametrize(
+    ("make", "times"),
+    [
+        (lambda: torch.randn(4, 2, ROWS, WIDTH).repeat_interleave(6, 1), 6),
+        (lambda: torch.randn(4, 2, ROWS, WIDTH).repeat(1, 6, 1, 1), 6),
+        (lambda: torch.arange(ROWS * WIDTH).view(ROWS, WIDTH) // 2, 2),
+    ],
+)
+def test_what_several_heads_share(make, times, tmp_path):
+    """Next to one another or laid out again, though no dimension is of one value alone."""
+    assert values_of(make, tmp_path)["repeats"] == times
+
+
 def test_tensors_of_the_same_values(tmp_path):
     def make():
         return [torch.ones(WIDTH, WIDTH).tril() for _ in range(6)]
@@ -211,6 +224,8 @@ class Clock:
 def test_looks_take_no_more_than_their_share_of_the_time(monkeypatch, tmp_path):
     """Here every look is over by its limit before it has read anything."""
     monkeypatch.setattr(large_values, "time", Clock())
+    monkeypatch.setattr(large_values, "FREE_S", 0.1)
+    monkeypatch.setattr(large_values, "LONGEST_S", 0.02)
     with memprof.track(tmp_path / "run.json", sources=("cpu",)) as tracker:
         kept = [torch.zeros(ROWS, WIDTH) for _ in range(4)]
         for _ in range(STEPS):
