@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from memprof.source_code.program import FUNCTIONS, Place, assigned, called_name, calls_in
 from memprof.source_code.scopes import parameters, reads_of
 
-__all__ = ["LinearOfEdges", "linear_of_edges", "linear_of_gathered"]
+__all__ = ["LinearOfEdges", "linear_of_edges", "linear_of_gathered", "linear_of_sums"]
 
 _MESSAGE = "message"
 """The method of PyG's `MessagePassing` that makes a message of what it gathers for each edge."""
@@ -19,6 +19,10 @@ _PARAMETER = "Parameter"
 _MULTIPLYING = ("matmul", "mm", "mv", "linear")
 _JOINING = ("cat", "concat", "concatenate")
 _SELECTING = "index_select"
+_SUMS = ("add", "sum", "mean")
+"""Of a layer's ``aggr``: of these a linear map may be taken before as well as after."""
+_SUMMING = ("index_add", "index_add_", "scatter_add", "scatter_add_")
+_SCALING = (ast.Mult, ast.Div)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +41,8 @@ class LinearOfEdges:
     """Something else reads what is joined as well."""
     is_product: bool = False
     """It is no layer, but a parameter that a statement multiplies by."""
+    has_bias: bool = True
+    """It adds a bias to each row, as a layer does unless it is told otherwise."""
 
 
 def linear_of_edges(place: Place) -> LinearOfEdges | None:
@@ -99,6 +105,144 @@ def linear_of_gathered(place: Place) -> LinearOfEdges | None:
                 is_product=not (isinstance(node, ast.Call) and node.func is by),
             )
     return None
+
+
+def linear_of_sums(place: Place) -> LinearOfEdges | None:
+    """``self.lin(sums)``, of what a statement gathers for each edge and adds up for each node.
+
+    ``sums = self.propagate(edge_index, x=x)`` in a class whose ``aggr`` is a sum or a mean and
+    whose `message` scales what it is given; or ``sums.index_add_(0, dst, x[src])``. What is added
+    up may be scaled again. None where anything else reads the sums.
+    """
+    function = place.function
+    if function is None:
+        return None
+    sums = _sums_of_messages(place) or _sums_of_rows(place)
+    if sums is None:
+        return None
+    name, features = sums
+    reads = [node for node, _ in reads_of(function, name)]
+    for call in calls_in(function):
+        if len(call.args) != 1 or not _is_bound_to(place.class_, call.func, _LINEAR):
+            continue
+        given = _scaled(call.args[0])
+        at = place.program.place(call)
+        if at is None or not isinstance(given, ast.Name) or given.id != name:
+            continue
+        others = [one for one in reads if one is not given and not _is_added_to(function, one)]
+        if not others:
+            return LinearOfEdges(
+                ast.unparse(call.func), features, at, has_bias=_has_bias(place.class_, call.func)
+            )
+    return None
+
+
+def _sums_of_messages(place: Place) -> tuple[str, str] | None:
+    """The variable that PyG's sums of messages are bound to, and the features that it gathers."""
+    if place.class_ is None or not _adds_up(place.class_):
+        return None
+    for target, value in assigned(place.statement):
+        if not isinstance(target, ast.Name) or not isinstance(value, ast.Call):
+            continue
+        if ast.unparse(value.func) != "self.propagate":
+            continue
+        gathered = [one for one in value.keywords if one.arg is not None]
+        scaled = _scaled_in_message(place.class_)
+        for given in gathered:
+            if scaled is None or given.arg == scaled:
+                return target.id, ast.unparse(given.value)
+    return None
+
+
+def _adds_up(class_: ast.ClassDef) -> bool:
+    """Whether a class of PyG's `MessagePassing` takes a sum or a mean, as it does by default."""
+    for call in calls_in(class_, "__init__"):
+        for given in [*call.args[:1], *(one.value for one in call.keywords if one.arg == "aggr")]:
+            if not isinstance(given, ast.Constant) or given.value not in _SUMS:
+                return False
+    return True
+
+
+def _scaled_in_message(class_: ast.ClassDef) -> str | None:
+    """The name of the features that `message` returns scaled, ``""`` where it does more.
+
+    None where the class has no such method: then it is what is gathered, as ``x``.
+    """
+    for method in class_.body:
+        if isinstance(method, FUNCTIONS) and method.name == _MESSAGE:
+            returned = [node.value for node in ast.walk(method) if isinstance(node, ast.Return)]
+            if len(returned) != 1 or returned[0] is None:
+                return ""
+            factors = _factors(returned[0])
+            features = [
+                one.id
+                for one in factors
+                if isinstance(one, ast.Name) and one.id in parameters(method)
+                if one.id.endswith(_ENDS)
+            ]
+            return features[0][:-2] if len(features) == 1 else ""
+    return None
+
+
+def _factors(value: ast.expr) -> list[ast.expr]:
+    """The factors of a product, or of a quotient what is divided."""
+    if isinstance(value, ast.BinOp) and isinstance(value.op, _SCALING):
+        second = _factors(value.right) if isinstance(value.op, ast.Mult) else []
+        return _factors(value.left) + second
+    return [value]
+
+
+def _scaled(value: ast.expr) -> ast.expr:
+    """What a product or quotient scales: the first of its factors."""
+    return _factors(value)[0]
+
+
+def _sums_of_rows(place: Place) -> tuple[str, str] | None:
+    """The variable to which rows are added that a statement gathers, and of what they are."""
+    assert place.function is not None
+    own = {one.id: value for one, value in assigned(place.statement) if isinstance(one, ast.Name)}
+    for call in calls_in(place.function, *_SUMMING):
+        at = place.program.place(call)
+        added = call.args[2] if len(call.args) > 2 else None
+        if isinstance(added, ast.Name) and added.id in own:
+            added = own[added.id]
+        elif at is None or at.statement is not place.statement:
+            continue
+        factors = _factors(added) if added is not None else []
+        gathered = [rows for rows in map(_rows_of, factors) if rows is not None]
+        if at is None or not gathered or not isinstance(call.func, ast.Attribute):
+            continue
+        targets = [one.id for one, _ in assigned(at.statement) if isinstance(one, ast.Name)]
+        into = call.func.value
+        name = targets[0] if targets else into.id if isinstance(into, ast.Name) else ""
+        if name:
+            return name, ast.unparse(gathered[0])
+    return None
+
+
+def _is_added_to(function: ast.AST, read: ast.Name) -> bool:
+    """Whether a variable is read only to add rows to it."""
+    return any(
+        isinstance(call.func, ast.Attribute) and call.func.value is read
+        for call in calls_in(function, *_SUMMING)
+    )
+
+
+def _has_bias(class_: ast.ClassDef | None, attribute: ast.expr) -> bool:
+    """Whether a layer that a class makes adds a bias, as far as the source tells."""
+    made = [
+        value
+        for node in (ast.walk(class_) if class_ is not None else ())
+        for target, value in assigned(node)
+        if ast.unparse(target) == ast.unparse(attribute) and isinstance(value, ast.Call)
+    ]
+    return not all(
+        any(
+            one.arg == "bias" and isinstance(one.value, ast.Constant) and one.value.value is False
+            for one in call.keywords
+        )
+        for call in made
+    )
 
 
 def _linear_map(class_: ast.ClassDef | None, node: ast.AST) -> tuple[ast.expr, ast.expr] | None:

@@ -172,3 +172,104 @@ def test_one_that_makes_as_much_for_each_edge_goes_before_them_too(tmp_path):
 @pytest.mark.parametrize("program", [widens, weights_first, reads_twice])
 def test_features_that_are_needed_for_each_edge_are_left_alone(program, tmp_path):
     assert not messages(program, tmp_path / "r.json")
+
+
+class Summing(MessagePassing):
+    """Features are gathered and added up as they are; then they are made narrower."""
+
+    def __init__(self, channels=NARROW):
+        super().__init__()
+        self.lin = torch.nn.Linear(CHANNELS, channels, bias=False)
+
+    def forward(self, x, edges):
+        weight = torch.rand(edges.size(1), 1)
+        degree = torch.ones(NODES, 1)
+        sums = self.propagate(edges, x=x, weight=weight)
+        return self.lin(sums * degree)
+
+    def message(self, x_j, weight):
+        return weight * x_j
+
+
+class OfMaxima(MessagePassing):
+    """The largest of all is another than the largest of what a layer makes of each."""
+
+    def __init__(self):
+        super().__init__(aggr="max")
+        self.lin = torch.nn.Linear(CHANNELS, NARROW)
+
+    def forward(self, x, edges):
+        sums = self.propagate(edges, x=x)
+        return self.lin(sums)
+
+    def message(self, x_j):
+        return x_j * 1.0
+
+
+class Squaring(MessagePassing):
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(CHANNELS, NARROW)
+
+    def forward(self, x, edges):
+        sums = self.propagate(edges, x=x)
+        return self.lin(sums)
+
+    def message(self, x_j):
+        return x_j.square()
+
+
+class OfEachChannel(MessagePassing):
+    """A weight for each channel of each edge."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(CHANNELS, NARROW)
+
+    def forward(self, x, edges):
+        weight = torch.rand(edges.size(1), CHANNELS)
+        sums = self.propagate(edges, x=x, weight=weight)
+        return self.lin(sums)
+
+    def message(self, x_j, weight):
+        return weight * x_j
+
+
+class ByHand(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(CHANNELS, NARROW)
+
+    def forward(self, x, edges):
+        rows = x[edges[0]] * torch.rand(edges.size(1), 1)
+        sums = torch.zeros(len(x), CHANNELS)
+        sums.index_add_(0, edges[1], rows)
+        return self.lin(sums)
+
+
+def graph_layer(layer):
+    return lambda: stepping(layer(), torch.randint(NODES, (2, EDGES)))
+
+
+@pytest.mark.parametrize(
+    ("layer", "code"),
+    [
+        (Summing, "sums = self.propagate(edges, x=x, weight=weight)"),
+        (ByHand, "rows = x[edges[0]] * torch.rand(edges.size(1), 1)"),
+    ],
+)
+def test_what_is_made_narrower_once_it_is_added_up_is_so_before(layer, code, tmp_path):
+    (found,) = messages(graph_layer(layer), tmp_path / "r.json")
+    (first,) = found.remedies
+    assert (first.fix, first.code, found.minor) == ("transform_nodes", code, False)
+    assert f"1/{CHANNELS // NARROW} as wide" in first.why
+    assert ("bias" in first.why) is (layer is ByHand)
+    assert found.bytes >= EDGES * CHANNELS * 4
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [OfMaxima, Squaring, OfEachChannel, lambda: Summing(CHANNELS)],
+)
+def test_sums_that_no_linear_layer_could_come_before_are_left_alone(layer, tmp_path):
+    assert not messages(graph_layer(layer), tmp_path / "r.json")

@@ -1,6 +1,7 @@
 """edge-messages: a graph layer makes a message for each edge, where a sparse product would do.
 
-Or a layer of the program's own gathers features for each edge, and multiplies each by weights.
+Or a layer of the program's own gathers features for each edge, and multiplies each by weights; or
+the sums of them by weights that make them narrower.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.large_tensor import LargeTensor, large_tensor
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.edge_layers import LinearOfEdges, linear_of_edges
+from memprof.source_code.edge_layers import LinearOfEdges, linear_of_edges, linear_of_sums
 from memprof.source_code.program import Program, place_of, source_of
-from memprof.trace import Frame
+from memprof.trace import Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.stacks import made_at_lines
 from memprof.views.window import Window
@@ -27,6 +28,10 @@ _PROPAGATES = "propagate"
 """The method of PyG's `MessagePassing` that makes messages; it is generated for each layer."""
 _OF_LAYERS = "/torch_geometric/nn/conv/"
 _OF_PYG = "/torch_geometric/"
+_AGGREGATES = ".aggr_module"
+"""Of PyG's `MessagePassing`: the module that adds messages up."""
+_NARROW = 0.5
+"""Of the width, that a linear layer leaves at most where it is worth calling it first."""
 _FUSES = "message_and_aggregate"
 """The method that a layer computes both at once with, given a sparse matrix for the edges."""
 
@@ -37,6 +42,8 @@ class Messages(Match):
 
     layer: str = ""
     linear: LinearOfEdges | None = None
+    narrowed: float = 0.0
+    """What is left of the width after a linear layer that is given sums of them; 0: none is."""
 
 
 class EdgeMessages(WasteRule[Messages]):
@@ -64,6 +71,19 @@ class EdgeMessages(WasteRule[Messages]):
                 linear=linear,
             )
             return
+        after = _linear_after_sums(window, large)
+        if after is not None:
+            linear, narrowed = after
+            rows = np.flatnonzero(large.in_every_step)
+            yield Messages(
+                row=large.row,
+                rows=large.there,
+                nbytes=large.nbytes,
+                saving=window.replayed(window.whole(rows)),
+                linear=linear,
+                narrowed=narrowed,
+            )
+            return
         layer = _fusing_layer(window.stack(large.row))
         if not layer:
             return
@@ -77,12 +97,26 @@ class EdgeMessages(WasteRule[Messages]):
 
     def title(self, match: Messages) -> str:
         """Say whose they are."""
+        if match.narrowed and match.linear is not None:
+            return f"are rows for each edge, whose sums `{match.linear.layer}` then makes narrower"
         if match.linear is not None:
             return f"are features gathered for each edge, which `{match.linear.layer}` is given"
         return f"are messages of `{match.layer}`, one for each edge"
 
     def advice(self, match: Messages, case: Case) -> Iterator[Advice]:
         """Give the edges as a sparse matrix, or the layer the nodes."""
+        if match.narrowed and match.linear is not None:
+            linear = match.linear
+            last = "before rows are gathered, and the sums are the same"
+            if linear.has_bias:
+                last += ", but for its bias: add that to the sums"
+            why = (
+                f"{format_bytes(match.nbytes)} are as wide as `{linear.features}`, and "
+                f"`{linear.layer}` makes their sums 1/{1 / match.narrowed:.0f} as wide. It is "
+                f"linear: call it on `{linear.features}`, {last}."
+            )
+            yield Advice("transform_nodes", why, case.site, remains=match.narrowed)
+            return
         if match.linear is not None:
             layer, features, at = match.linear.layer, match.linear.features, match.linear.place
             why = (
@@ -121,6 +155,33 @@ def _linear_after(window: Window, large: LargeTensor) -> LinearOfEdges | None:
     after = np.flatnonzero(later & (window.phase == window.phase[large.row]))
     is_no_wider = len(after) and lives.requested[after[0]] <= lives.requested[large.row]
     return linear if is_no_wider else None
+
+
+def _linear_after_sums(window: Window, large: LargeTensor) -> tuple[LinearOfEdges, float] | None:
+    """The linear layer that is given sums of rows of all edges, and how narrow it makes them.
+
+    Where it leaves no more than half, and nothing that is as large as all rows was there before:
+    that would be a weight for each of their values.
+    """
+    linear = linear_of_sums(large.place) if large.place is not None else None
+    if linear is None:
+        return None
+    names, requested = np.array(window.owners.module.names), window.lives.requested
+    own = window.module_name(large.row).removesuffix(_AGGREGATES)
+    of_step = (window.made_in == window.made_in[large.row]) & (window.phase == Phase.FORWARD)
+    result = f"{own}.{linear.layer.partition('.')[2]}"
+    made = of_step & (names == result)[window.module]
+    sums = of_step & np.isin(names, (own, own + _AGGREGATES))[window.module] & ~large.alike
+    if not made.any() or not sums.any() or _weighs_each(window, large):
+        return None
+    narrowed = float(requested[made].max() / requested[sums].max())
+    return (linear, narrowed) if 0 < narrowed <= _NARROW else None
+
+
+def _weighs_each(window: Window, large: LargeTensor) -> bool:
+    """Whether something as large was there already when all rows of the step were gathered."""
+    alive = window.lives.alive_at(int(window.lives.alloc[large.row]) - 1)
+    return bool((alive & (window.lives.requested == window.lives.requested[large.row])).any())
 
 
 def _fusing_layer(stack: Sequence[Frame]) -> str:
