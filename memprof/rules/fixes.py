@@ -61,6 +61,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "class_indices": "Give the indices of classes, not a one-hot table.",
         "einsum": "Let a product of matrices, or `torch.einsum`, add up what it multiplies.",
         "sparse_adjacency": "Give a graph layer its edges as a sparse matrix: `ToSparseTensor`.",
+        "route_rows": "Call each expert with the rows that are routed to it.",
         "transform_nodes": "Call a layer on nodes, before their features are gathered for edges.",
         "sparse_matrix": "Hold a matrix of edges as a sparse tensor: `torch.sparse_coo_tensor`.",
         "adjacency_per_graph": "Make one small adjacency matrix for each graph of a batch.",
