@@ -63,6 +63,11 @@ class Place:
         return self.statement.lineno
 
     @property
+    def lines(self) -> range:
+        """All lines of the statement."""
+        return range(self.line, (self.statement.end_lineno or self.line) + 1)
+
+    @property
     def code(self) -> str:
         """The text of that line."""
         return self.program.code(self.statement.lineno)

@@ -148,9 +148,9 @@ def _linear_after(window: Window, large: LargeTensor) -> LinearOfEdges | None:
     linear = linear_of_edges(place) if of_pyg and place is not None else None
     if linear is None or any(one.filename == linear.place.program.filename for one in inside):
         return None
-    lives, program, statement = window.lives, linear.place.program, linear.place.statement
-    lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
-    later = made_at_lines(window, program.filename, lines) & (lives.alloc > lives.alloc[large.row])
+    lives, filename = window.lives, linear.place.program.filename
+    later = made_at_lines(window, filename, linear.place.lines)
+    later &= lives.alloc > lives.alloc[large.row]
     later &= window.made_in == window.made_in[large.row]
     after = np.flatnonzero(later & (window.phase == window.phase[large.row]))
     is_no_wider = len(after) and lives.requested[after[0]] <= lives.requested[large.row]

@@ -116,9 +116,7 @@ def _given_to_layer(window: Window, rows: Ints, linear: LinearOfEdges) -> Ints:
     names = window.owners.module.names
     numbers = {name: number for number, name in enumerate(names)}
     attribute = linear.layer.partition(".")[2]
-    statement, filename = linear.place.statement, linear.place.program.filename
-    lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
-    by_statement = made_at_lines(window, filename, lines)
+    by_statement = made_at_lines(window, linear.place.program.filename, linear.place.lines)
     alloc, made_in = window.lives.alloc, window.made_in
     given: list[int] = []
     for module in np.unique(window.module[rows]).tolist():

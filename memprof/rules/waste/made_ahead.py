@@ -91,8 +91,7 @@ def _wait_for(window: Window, loop: Place) -> Bools:
 
     What the making of an item needs besides is gone by then.
     """
-    statement, filename = loop.statement, loop.program.filename
-    lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+    filename, lines = loop.program.filename, loop.lines
     tables = window.trace.tables
     inside = {
         row

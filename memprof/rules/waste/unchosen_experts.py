@@ -12,7 +12,6 @@ from memprof.rules.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.chosen_modules import ChosenModules, chosen_modules
-from memprof.source_code.program import Place
 from memprof.trace import Phase
 from memprof.units import format_bytes
 from memprof.views.stacks import made_at_lines, made_by_lines
@@ -76,7 +75,7 @@ class UnchosenExperts(WasteRule[Unchosen]):
 
 
 def _match(window: Window, modules: ChosenModules) -> Unchosen | None:
-    made = made_by_lines(window, modules.call.program.filename, _lines(modules.call))
+    made = made_by_lines(window, modules.call.program.filename, modules.call.lines)
     made &= (window.phase == Phase.FORWARD) & (window.made_in >= 0) & ~window.has_owner
     rows = np.flatnonzero(made)
     if not len(rows):
@@ -145,7 +144,7 @@ def _used(window: Window, modules: ChosenModules, experts: int) -> int:
     if modules.chooses_one:
         return 1
     lives = window.lives
-    by_choice = made_at_lines(window, modules.choice.program.filename, _lines(modules.choice))
+    by_choice = made_at_lines(window, modules.choice.program.filename, modules.choice.lines)
     made = np.flatnonzero(by_choice & (window.made_in >= 0) & (window.phase == Phase.FORWARD))
     if not len(made):
         return 0
@@ -157,11 +156,6 @@ def _used(window: Window, modules: ChosenModules, experts: int) -> int:
         if used == int(used) and 0 < used < experts:
             return int(used)
     return 0
-
-
-def _lines(place: Place) -> range:
-    statement = place.statement
-    return range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
 
 
 RULE = UnchosenExperts()
