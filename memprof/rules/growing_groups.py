@@ -60,6 +60,8 @@ _LEAST_EXACT_BYTES = 64 << 10
 """In each of them."""
 _LEAST_GROWN = 8
 """Steps in a row in which a tensor was replaced by a larger one."""
+_ANEW = 0.25
+"""Of what a tensor had grown by, that is left at most where it begins anew."""
 _BOUNDED_HISTORY = re.compile(r"/torch/optim/lbfgs\.py$")
 """L-BFGS keeps ``history_size`` directions, 100 by default, and no more."""
 _COPY_MODULE = re.compile(r"/lib(?:64)?/(?:python\d[^/]*/)?copy\.py$", re.IGNORECASE)
@@ -474,6 +476,8 @@ def _ever_larger(
     growth = rise(amount, amount)
     if growth is None or growth.places[-1] - growth.places[0] < _LEAST_SPAN:
         return None
+    if _began_anew(amount, growth):
+        return None
     made_anew = _joins if one_each else _copies
     made_within = _joins_within if one_each else _copies_within
     by_library = _is_kept_by_program(holders) and made_within(survival.tables, stack)
@@ -483,6 +487,23 @@ def _ever_larger(
     return _group(
         survival, rows, _survivors_of(survival, rows, growth), growth, freed, replaces=True
     )
+
+
+def _began_anew(amount: Ints, growth: Rise) -> bool:
+    """Whether the same has grown as often before, and was then as small again as at first.
+
+    So the state of an answer is, with the next question; until it comes to twice what it had then.
+    """
+    begin = int(growth.places[0]) - 1
+    there = np.flatnonzero(amount[: begin + 1])
+    if not len(there):
+        return False
+    first = int(amount[there[0]])
+    earlier = amount[there[0] : begin + 1] - first
+    top = int(earlier.max())
+    times = int((np.diff(earlier[: int(earlier.argmax()) + 1]) > 0).sum())
+    is_small = earlier[-1] <= _ANEW * top
+    return times >= _LEAST_BIRTHS and is_small and amount[growth.places[-1]] - first <= 2 * top
 
 
 def _by_steps(growth: Rise, steps: Ints) -> Rise:

@@ -15,7 +15,8 @@ import numpy as np
 from memprof.rules.rule import Match
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Place, place_of
-from memprof.trace import EMPTY, SURVIVOR_AGE, Category, Frame
+from memprof.trace import SURVIVOR_AGE, Category, Frame
+from memprof.views.stacks import made_likewise
 from memprof.views.window import Bools, Ints, Window
 
 __all__ = [
@@ -48,7 +49,8 @@ class LargeTensor:
     alike: Bools
     """Lifetimes of its size, at any time, that are neither part of a model nor inputs."""
     in_every_step: Bools
-    """These, and what the same lines made in steps whose batches are of other lengths."""
+    """These, and what the same lines made in steps whose batches are of other lengths, or for
+    another caller."""
     there: Ints
     """Those of its size that are there at the peak."""
     nbytes: int
@@ -93,8 +95,7 @@ def _large_tensor(window: Window, least_one: float) -> LargeTensor | None:
 
 
 def _in_every_step(window: Window, alike: Bools) -> Bools:
-    stacks = np.unique(window.lives.stack[alike])
-    of_stacks = np.isin(window.lives.stack, stacks[stacks != EMPTY])
+    of_stacks = made_likewise(window, alike)
     of_stacks &= np.isin(window.origin_site, np.unique(window.origin_site[alike]))
     sizes = window.lives.requested
     steps, step = np.unique(window.made_in, return_inverse=True)  # numbers may be of any size

@@ -95,7 +95,7 @@ def _of_what_ran(advice: Advice, case: Case) -> Advice:
 
 
 def _remedy(rule: str, advice: Advice, case: Case) -> Remedy:
-    nbytes, saving = saving_of(case.finding, case.window)
+    nbytes, saving = saving_of(case.finding, case.window, advice.fix)
     if advice.saving is not None:
         saving = advice.saving.overall
         nbytes = saving.bytes

@@ -11,15 +11,18 @@ import numpy.typing as npt
 
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind, RuleFinding
-from memprof.trace import EMPTY, NOT_RECORDED, Phase
+from memprof.trace import EMPTY, NOT_RECORDED, SURVIVOR_AGE, Phase
 from memprof.views.examination import DeviceExamination
 from memprof.views.peak_without import Cuts, Saving, replayed
+from memprof.views.stacks import made_likewise
 from memprof.views.window import Window
 
 __all__ = ["at_overall_peak", "is_per_step", "saving_of", "survivors"]
 
 Ints = npt.NDArray[np.int64]
 
+_OF_EVERY_CALL = ("remove_hook",)
+"""Fixes of what keeps results of every call of a module, also of calls that few steps have."""
 _LEAST_COPY = 1 << 16
 """Bytes of the largest tensor of a line that may copy what is kept: less saves nothing."""
 _LEAST_COPIES = 4
@@ -27,11 +30,11 @@ _LEAST_COPIES = 4
 _NEARLY_EACH = 0.9
 """Of the steps, that make more than the one before, where they make ever more."""
 _SAME_SHARE = 0.05
-"""By how much the copy's share of what is kept may differ from time to time."""
+"""Of the largest copy, by which one may differ from its share of what is kept."""
 
 
-def saving_of(finding: RuleFinding, window: Window | None) -> tuple[int, Saving | None]:
-    """Bytes saved (a step for growth, else off the peak), and the peaks where a replay tells.
+def saving_of(finding: RuleFinding, window: Window | None, fix: str) -> tuple[int, Saving | None]:
+    """Bytes that a fix saves (a step for growth, else off the peak), and the peaks by a replay.
 
     Growth in ``window`` is replayed with every tensor freed as the step after its own begins.
     What is made anew and larger in each step is as small as it was the first time.
@@ -41,7 +44,7 @@ def saving_of(finding: RuleFinding, window: Window | None) -> tuple[int, Saving 
         return saving.bytes, saving
     if not is_per_step(finding):
         return finding.bytes, None
-    return round(finding.bytes_per_step), _without_survivors(finding, window)
+    return round(finding.bytes_per_step), _without_survivors(finding, window, fix)
 
 
 def is_per_step(finding: RuleFinding) -> bool:
@@ -84,6 +87,14 @@ def survivors(finding: RuleFinding, window: Window) -> Ints:
     return rows[np.argsort(lives.alloc[rows], kind="stable")]
 
 
+def _with_other_calls(window: Window, rows: Ints) -> Ints:
+    """The rows, and what is kept that the same lines made for other callers."""
+    alike = made_likewise(window, rows) & (window.lives.alloc >= 0)
+    alike &= window.freed_in - window.made_in > SURVIVOR_AGE
+    rows = np.union1d(rows, np.flatnonzero(alike))
+    return rows[np.argsort(window.lives.alloc[rows], kind="stable")]
+
+
 def _step_of_peak(window: Window) -> int:
     """The step of the highest bytes of a window; -1 where no step had begun."""
     at = window.line.peak_allocated.event
@@ -113,12 +124,14 @@ def _risen_between(device: DeviceExamination, since: int, until: int, *, unknown
     return int(allocated[before:after].max(initial=allocated[before]) - allocated[before])
 
 
-def _without_survivors(finding: RuleFinding, window: Window | None) -> Saving | None:
+def _without_survivors(finding: RuleFinding, window: Window | None, fix: str) -> Saving | None:
     if window is None or finding.evidence.window < 0 or not len(finding.evidence.allocs):
         return None
     if finding.growth.is_replaced:
         return replayed(window.line, _growth_of_replaced(finding, window))
     rows = survivors(finding, window)
+    if fix in _OF_EVERY_CALL:
+        rows = _with_other_calls(window, rows)
     ends = np.searchsorted(window.step_of_event[:-1], window.made_in[rows] + 1)
     ends = np.minimum(ends, _made_again(window, rows))
     cuts = Cuts.ended_at(window.line, rows, ends)
@@ -154,8 +167,7 @@ def _copies(window: Window, kept: Ints) -> tuple[Ints, Ints]:
     is_first = np.append(True, (np.diff(stack) != 0) | (np.diff(step) != 0))
     first = np.flatnonzero(is_first)
     total = np.add.reduceat(lives.size[rows], first)
-    before = np.searchsorted(lives.alloc[kept], lives.alloc[rows[first]])
-    there = np.append(0, np.cumsum(lives.size[kept]))[before]
+    there = _there_at(window, kept, lives.alloc[rows[first]])
     least = total.copy()
     """Of each stack and step, what is left without the growth."""
     bounds = np.flatnonzero(np.append(True, np.diff(stack[first]) != 0))
@@ -165,13 +177,32 @@ def _copies(window: Window, kept: Ints) -> tuple[Ints, Ints]:
         totals, kept_then = total[steps][known], there[steps][known]
         if len(totals) < _LEAST_COPIES or kept_then[-1] < 2 * kept_then[0]:
             continue
-        share = totals / kept_then
         # The first may be made beside others of its size, and a window end amid the last.
-        if np.abs(share[1:-1] / np.median(share) - 1).max() <= _SAME_SHARE:
+        if _is_proportional(totals[1:-1], kept_then[1:-1]):
             least[steps][known] = totals.min()
     of_row = np.cumsum(is_first) - 1
     gone = (lives.size[rows] * (1 - least / np.maximum(1, total))[of_row]).astype(np.int64)
     return rows[gone > 0], gone[gone > 0]
+
+
+def _there_at(window: Window, rows: Ints, events: Ints) -> Ints:
+    """Bytes of ``rows`` that are there at each of some events."""
+    lives = window.lives
+    freed = rows[np.argsort(lives.free[rows], kind="stable")]
+    made = np.append(0, np.cumsum(lives.size[rows]))
+    gone = np.append(0, np.cumsum(lives.size[freed]))
+    before = np.searchsorted(lives.alloc[rows], events)
+    there: Ints = made[before] - gone[np.searchsorted(lives.free[freed], events)]
+    return there
+
+
+def _is_proportional(totals: Ints, kept: Ints) -> bool:
+    """Whether some bytes are a share of what is kept, and of what was there before all of it."""
+    share = (totals[-1] - totals[0]) / max(1, int(kept[-1] - kept[0]))
+    if share <= 0:
+        return False
+    before = np.median(totals - share * kept)
+    return bool(np.abs(totals - before - share * kept).max() <= _SAME_SHARE * totals.max())
 
 
 def _made_again(window: Window, rows: Ints) -> Ints:

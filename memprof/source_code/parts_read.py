@@ -21,6 +21,7 @@ from memprof.source_code.program import (
 )
 from memprof.source_code.reductions import computed_by_value
 from memprof.source_code.scopes import COMPREHENSIONS, nodes_around, parameters, reads_of
+from memprof.source_code.values import values_of
 from memprof.source_code.verbs import CONVERTING
 from memprof.trace import Frame
 
@@ -50,6 +51,9 @@ _COVARIANCE = "covariance_matrix"
 """Attribute of `torch.distributions.MultivariateNormal`, and of classes derived from it."""
 _REPEATING = (*LOOPS, *COMPREHENSIONS)
 _PAIR = 2
+_NUMBERS = "arange"
+_OF_ROWS = frozenset(("softmax", "log_softmax", "cross_entropy"))
+"""Functions of each row's values: of one value for each row nobody asks them."""
 _SORTS = frozenset(("argsort", "sort"))
 
 
@@ -547,7 +551,7 @@ def _is_of_each_row(place: Place, part: ast.Subscript) -> bool:
     classes, ``log_probs[torch.arange(n), labels]``, and all that goes into the layer is needed.
     """
     entries = part.slice.elts if isinstance(part.slice, ast.Tuple) else []
-    if len(entries) != _PAIR or called_name(entries[0]) != "arange":
+    if len(entries) != _PAIR or not _numbers_rows(place, entries[0]):
         return False
     where = place.program.place(part)
     statement = where.statement if where is not None else None
@@ -555,12 +559,22 @@ def _is_of_each_row(place: Place, part: ast.Subscript) -> bool:
         return False
     names = [one.id for one in bound_names(statement) if isinstance(one, ast.Name)]
     reads = [around[-1] for name in names for _, around in reads_of(place.scope, name)]
-    return any(
-        isinstance(parent, ast.Subscript)
-        and isinstance(parent.slice, ast.Tuple)
-        and len(parent.slice.elts) == _PAIR
-        for parent in reads
-    )
+    return any(_takes_matrix(parent) for parent in reads)
+
+
+def _numbers_rows(place: Place, entry: ast.expr) -> bool:
+    """Whether an entry of a subscript is ``torch.arange(n)``, or a variable that is that."""
+    if isinstance(entry, ast.Name):
+        values = list(values_of(place, entry.id, place.statement))
+        return bool(values) and all(called_name(one) == _NUMBERS for one in values if one)
+    return called_name(entry) == _NUMBERS
+
+
+def _takes_matrix(parent: ast.AST) -> bool:
+    """Whether an expression takes a part of each row of a matrix, or weighs each row's values."""
+    if isinstance(parent, ast.Subscript):
+        return isinstance(parent.slice, ast.Tuple) and len(parent.slice.elts) == _PAIR
+    return called_name(parent) in _OF_ROWS
 
 
 def _is_whole(entry: ast.expr) -> bool:

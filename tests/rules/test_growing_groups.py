@@ -471,3 +471,27 @@ def test_a_copy_that_a_list_is_given_now_and_then_grows_in_a_short_run(
     write_run(tmp_path / "run.json", trace.build(), more=more)
     found = leaks(examine(load(tmp_path / "run.json")))
     assert [one.bytes_per_step for one in found] == ([1 << 19] if grows else [])
+
+
+@pytest.mark.parametrize(
+    ("rounds", "grows"),
+    [
+        ((20, 20), False),  # two answers, each as long as the other
+        ((20, 12), False),
+        ((40,), True),  # one without an end
+        ((8, 40), True),  # no longer what the first one was
+    ],
+)
+def test_a_tensor_that_begins_anew_with_each_round(rounds, grows, tmp_path):
+    """Whatever it begins with is large: a prompt, beside which each token adds little."""
+    path = tmp_path / "train.py"
+    path.write_text("def main():\n    cache = torch.cat((cache, x))\n")
+    trace = TraceBuilder(device="cpu")
+    lengths = [length for steps in rounds for length in range(steps)]
+    for step, length in enumerate(lengths):
+        trace.label(step=step)
+        trace.alloc((100 + length) << 16, f"t{step}", stack=(Frame("main", str(path), 2),))
+        if step:
+            trace.free(f"t{step - 1}")
+    write_run(tmp_path / "run.json", trace.build())
+    assert bool(leaks(examine(load(tmp_path / "run.json")))) is grows

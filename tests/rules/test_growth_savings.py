@@ -196,3 +196,50 @@ def test_what_one_change_saves_of_two_holders_is_said_of_both(is_one_line, tmp_p
     assert first.peak_before == second.peak_before == WEIGHTS + 2 * RECORDED * MIB
     saved = (RECORDED - 1) * (2 if is_one_line else 1) * MIB
     assert first.peak_before - first.peak_after == second.peak_before - second.peak_after == saved
+
+
+def test_a_copy_of_all_that_is_kept_and_of_what_was_there_before(tmp_path):
+    """A check before the first step has added to the list; of what is made each half is dropped."""
+    source = tmp_path / "train.py"
+    source.write_text(SOURCE + "        torch.cat(history)\n")
+    trace = TraceBuilder(device="cpu").existing(WEIGHTS, "weights").existing(2 * PART, "checked")
+    for step in range(RECORDED):
+        trace.label(step=step)
+        for name in ("kept", "dropped"):
+            trace.alloc(PART, f"{name}{step}", stack=(Frame("main", str(source), 3),))
+        trace.free(f"dropped{step}")
+        size = (2 + step + 1) * PART
+        trace.alloc(size, f"all{step}", stack=(Frame("main", str(source), 4),)).free(f"all{step}")
+    run = load(Recording((trace,)).write(tmp_path / "run.json"))
+    first = next(one for one in findings(run) if one.bytes_per_step).remedies[0]
+    assert first.peak_before == WEIGHTS + 2 * PART + (RECORDED + 2 + RECORDED) * PART
+    # What the first step keeps, and the first copy: of itself and of what was there
+    assert first.peak_after == WEIGHTS + 2 * PART + (1 + 3) * PART
+
+
+def test_a_hook_that_goes_keeps_nothing_of_rare_calls_either(tmp_path):
+    """It keeps the result of a line that each step calls, and a test after every tenth as well."""
+    source = tmp_path / "train.py"
+    source.write_text(
+        "def forward(self, x):\n    return self.last(x)\n\n\nm.register_forward_hook(h)\n"
+    )
+    line = Frame("forward", str(source), 2)
+    trace = TraceBuilder(device="cpu").existing(WEIGHTS, "weights")
+    for step in range(4 * RECORDED):
+        trace.label(step=step)
+        trace.alloc(MIB, f"kept{step}", stack=(line, Frame("train", str(source), 9)))
+        if step % 10 == 9:
+            trace.alloc(4 * MIB, f"rare{step}", stack=(line, Frame("test", str(source), 9)))
+    links = [
+        Link(LinkKind.HOOK, "forward hook", "Net", filename=str(source), line=5),
+        Link(LinkKind.ITEM, "0", "list", length=RECORDED, grows=True),
+    ]
+    holder = Holder(LinkKind.HOOK, str(source), 5, "m.register_forward_hook(h)", links)
+    search = Finding("holders", device="cpu", step=60, stack=1, holders=[holder])
+    run = load(Recording((trace,), None, (search,)).write(tmp_path / "run.json"))
+    found = next(one for one in findings(run) if one.bytes_per_step)
+    by_fix = {one.fix: one for one in found.remedies}
+    kept = 4 * RECORDED * (1 + 0.4) * MIB
+    assert by_fix["remove_hook"].peak_before == WEIGHTS + kept
+    assert by_fix["remove_hook"].peak_after <= WEIGHTS + (1 + 3 * 4) * MIB  # of the last 30 steps
+    assert by_fix["del_ref"].peak_after >= WEIGHTS + 0.4 * 4 * RECORDED * MIB

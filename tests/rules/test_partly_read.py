@@ -184,6 +184,22 @@ def one_of_each_row():
     return step
 
 
+def of_each_row_by_names():
+    """The rows have a name, and what is taken of each is what softmax weighs."""
+    decoder = Decoder()
+
+    @torch.no_grad()
+    def step(number):
+        ids = torch.randint(WORDS, (ROWS, POSITIONS))
+        lengths = torch.randint(1, POSITIONS, (ROWS,))
+        logits = decoder(ids)
+        rows = torch.arange(ids.size(0))
+        last = logits[rows, lengths - 1]
+        return torch.log_softmax(last, dim=-1).argmax(-1).tolist()
+
+    return step
+
+
 def of_labels():
     """One class of each row: all that goes into the layer is needed."""
     decoder = Decoder()
@@ -206,6 +222,9 @@ def test_one_position_of_each_row_is_a_part(tmp_path):
     (found, *_) = findings_of(one_of_each_row, tmp_path / "run.json")
     assert (found.rule, found.minor) == ("partly-read", False)
     assert found.match.part.text == "scores[torch.arange(ROWS), lengths - 1]"
+    (found, *_) = findings_of(of_each_row_by_names, tmp_path / "named.json")
+    assert (found.rule, found.minor) == ("partly-read", False)
+    assert found.match.part.text == "logits[rows, lengths - 1]"
 
 
 def test_what_is_computed_of_each_position_by_itself_is_followed_to_the_part(tmp_path):
