@@ -14,10 +14,12 @@ from memprof.source_code.program import (
     bound_names,
     called_name,
     place_of,
+    root_name,
 )
+from memprof.source_code.values import values_of
 from memprof.trace import Frame
 
-__all__ = ["IdleAttribute", "idle_attribute"]
+__all__ = ["IdleAttribute", "idle_attribute", "read_no_more"]
 
 _DEEPEST = 3
 """Calls between a function that runs and one that reads the attribute."""
@@ -50,8 +52,16 @@ def idle_attribute(
     """
     # Of a model in an object: its own layers are its attributes as well.
     attribute = next((name for frame in reversed(made_by) if (name := _given(frame))), "")
-    if not attribute:
-        return None
+    return read_no_more(attribute, now, programs) if attribute else None
+
+
+def read_no_more(
+    attribute: str, now: Sequence[Frame], programs: Sequence[Program]
+) -> IdleAttribute | None:
+    """The last call by which objects' attribute of a name was read, if nothing may read it again.
+
+    Of ``now`` and ``programs`` and of where it is None the same holds as for `idle_attribute`.
+    """
     readers = list(_readers(programs, attribute))
     if not readers or any(reader is None for reader in readers):
         return None
@@ -113,12 +123,15 @@ def _calls_before(
         for node in program.nodes
         if isinstance(node, ast.Call) and called_name(node) == function.name
         if (place := program.place(node)) is not None
+        if not _is_of_other_class(place, node, function)
     ]
     before: list[tuple[Place, ast.Call]] = []
     for place, call in sites:
-        lines = [frame.line for frame in now if _runs(frame, place)]
-        if lines:
-            if any(_comes_again(place, line) for line in lines):
+        running = [at for at, frame in enumerate(now) if _runs(frame, place)]
+        if running:
+            if any(_comes_again(place, now[at].line) for at in running):
+                return None
+            if not _is_made_here(place, call) and _is_in_loop(now[running[-1] + 1 :]):
                 return None
             before.append((place, call))
         elif place.function is None:
@@ -131,10 +144,40 @@ def _calls_before(
     return before or None
 
 
+def _is_of_other_class(place: Place, call: ast.Call, method: ast.AST) -> bool:
+    """Whether a call's receiver was made by a class that has no such method in its own file.
+
+    ``optimizer.step()`` calls no `step` of a trainer, where ``optimizer = Adam(…)``.
+    """
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    receiver = ast.unparse(call.func.value)
+    made = list(values_of(place, receiver)) if receiver != "self" else []
+    classes = [called_name(one) if isinstance(one, ast.Call) else "" for one in made]
+    own = {one.name for one in place.program.classes() if any(n is method for n in one.body)}
+    others = {one.name for one in place.program.classes()} | own
+    return bool(classes) and all(one[:1].isupper() and one not in others for one in classes)
+
+
 def _is_in(frame: Frame, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     place = place_of(frame)
     around = (*place.around, place.statement) if place is not None else ()
     return any(one is function for one in around)
+
+
+def _is_made_here(place: Place, call: ast.Call) -> bool:
+    """Whether the function that calls a method has made the object itself: each run its own."""
+    name = root_name(call.func)
+    return any(isinstance(value, ast.Call) for value in values_of(place, name)) if name else False
+
+
+def _is_in_loop(callers: Sequence[Frame]) -> bool:
+    """Whether a loop goes around the line of a function that called one, and so calls it again."""
+    return any(
+        place.loop is not None or isinstance(place.statement, LOOPS)
+        for place in map(place_of, callers)
+        if place is not None
+    )
 
 
 def _runs(frame: Frame, place: Place) -> bool:

@@ -1,0 +1,140 @@
+"""idle-optimizer: an optimizer that steps no more keeps its states while others train."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.rules.case import Case
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.idle_attributes import read_no_more
+from memprof.source_code.last_reads import last_read_before, reads_again
+from memprof.source_code.program import Place, own_calls, place_of
+from memprof.trace import Category, Frame
+from memprof.units import format_bytes
+from memprof.views.window import Ints, Window
+
+__all__ = ["RULE"]
+
+_LEAST_STEPS = 8
+"""In which it does not step: others may take turns with it."""
+_LEAST_SHARE = 0.05
+"""Of the peak, in states and gradients."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IdleOptimizerState(Match):
+    """What is left of a training that is over."""
+
+    name: str = ""
+    """The optimizer, as it is called on the last line that reads it."""
+    place: Place | None = None
+    last_line: int = 0
+    gradients: int = 0
+    """Bytes of gradients among them."""
+
+
+class IdleOptimizer(WasteRule[IdleOptimizerState]):
+    """`pretrainer.fit(table)`, and its optimizer stays while a classifier is trained."""
+
+    name = "idle-optimizer"
+    summary = "an optimizer that steps no more keeps its states while others train"
+    fixes = ("del_ref",)
+
+    def matches(self, window: Window) -> Iterator[IdleOptimizerState]:
+        """States at the peak, by the line that stepped, whose optimizer nothing reads any more."""
+        states = window.at_peak & (window.category == Category.OPTIMIZER_STATE)
+        states &= window.module > 0
+        for site in np.unique(window.site[states]).tolist():
+            rows = np.flatnonzero(states & (window.site == site))
+            match = _match(window, window.owners.sites.frames[site], rows)
+            if match is not None:
+                yield match
+
+    def title(self, match: IdleOptimizerState) -> str:
+        """Say whose they are."""
+        what = "states and gradients" if match.gradients else "states"
+        return f"are {what} of a training that is over, by `{match.name}`"
+
+    def advice(self, match: IdleOptimizerState, case: Case) -> Iterator[Advice]:
+        """Let go of the optimizer after its last step, and of what gradients are left."""
+        why = (
+            f"`{match.name}` steps no more after line {match.last_line}, and keeps "
+            f"{format_bytes(match.nbytes - match.gradients)} of states: let go of it, and of "
+            "whatever else holds it."
+        )
+        if match.gradients:
+            why += (
+                f" The last gradients are there too ({format_bytes(match.gradients)}): call its "
+                "`zero_grad()` before."
+            )
+        assert match.place is not None
+        place = case.place_at(match.place.program.filename, match.last_line)
+        yield Advice("del_ref", why, place or case.site, typed=f"del {match.name}")
+
+
+def _match(window: Window, stepped_at: Frame, rows: Ints) -> IdleOptimizerState | None:
+    modules = np.unique(window.module[rows])
+    gradient = (window.category == Category.GRADIENT) & (window.lives.alloc >= 0)
+    is_own = np.isin(window.module, modules)
+    own, others = np.flatnonzero(gradient & is_own), np.flatnonzero(gradient & ~is_own)
+    if not len(own) or not len(others):
+        return None
+    last = int(window.lives.alloc[own].max())
+    later = window.steps[window.steps > window.step_of_event[last]]
+    if last >= window.peak.event or len(later) < _LEAST_STEPS or 2 * len(later) < len(window.steps):
+        return None
+    if len(np.intersect1d(window.made_in[others], later)) < _LEAST_STEPS:
+        return None  # nothing is trained after it
+    left = own[window.at_peak[own]]
+    every = np.concatenate([rows, left])
+    nbytes = int(window.lives.size[every].sum())
+    now = window.trace.stack(int(window.trace.events.stack[window.peak.event]))
+    read = _last_read(window, stepped_at, now) if window.share(nbytes) >= _LEAST_SHARE else None
+    if read is None:
+        return None
+    name, place, line = read
+    # It is used to the end of its last step.
+    ends = np.full(len(every), int(np.searchsorted(window.step_of_event[:-1], int(later[0]))))
+    return IdleOptimizerState(
+        row=int(rows[np.argmax(window.lives.size[rows])]),
+        rows=every,
+        nbytes=nbytes,
+        saving=window.replayed(window.ended_at(every, ends)),
+        name=name,
+        place=place,
+        last_line=line,
+        gradients=int(window.lives.size[left].sum()),
+    )
+
+
+def _last_read(
+    window: Window, stepped_at: Frame, now: Sequence[Frame]
+) -> tuple[str, Place, int] | None:
+    """The optimizer of a line that steps, where and on what line it is read last.
+
+    None where something may read it again, or where that is not known.
+    """
+    place = place_of(stepped_at)
+    calls = own_calls(place.statement, "step") if place is not None else []
+    if place is None or not calls or not isinstance(calls[0].func, ast.Attribute):
+        return None
+    optimizer = calls[0].func.value
+    if isinstance(optimizer, ast.Attribute):
+        idle = read_no_more(optimizer.attr, now, window.programs)
+        return (idle.name, idle.place, idle.line) if idle is not None else None
+    running = [
+        one for one in now if (one.filename, one.name) == (stepped_at.filename, stepped_at.name)
+    ]
+    if not isinstance(optimizer, ast.Name) or not running:
+        return None
+    line = running[0].line
+    if reads_again(place, optimizer.id, line):
+        return None
+    return optimizer.id, place, last_read_before(place, optimizer.id, line)
+
+
+RULE = IdleOptimizer()

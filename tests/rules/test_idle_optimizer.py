@@ -1,0 +1,197 @@
+"""idle-optimizer: an optimizer that steps no more keeps its states while others train."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import memprof
+from memprof.loading import load
+from memprof.rules.ranked_findings import findings
+
+WIDTH, STEPS = 256, 12
+PARAMETERS = WIDTH * WIDTH * 4 + WIDTH * 4
+STATES = 2 * PARAMETERS + 2 * 512
+"""Two averages, and a block each for the numbers of steps of matrix and bias."""
+
+
+class Coder(nn.Linear):
+    pass
+
+
+class Rater(nn.Linear):
+    pass
+
+
+class Pretraining:
+    def __init__(self):
+        self.model = Coder(WIDTH, WIDTH)
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+
+    def one(self):
+        learned = self.model(torch.randn(8, WIDTH)).square().mean()
+        self.optimizer.zero_grad()
+        learned.backward()
+        self.optimizer.step()
+
+    def fit(self, tracker):
+        for _ in range(STEPS):
+            self.one()
+            tracker.step()
+
+
+def of_an_object(tracker):
+    pretraining = Pretraining()
+    pretraining.fit(tracker)
+    coder, rater = pretraining.model.requires_grad_(False), Rater(WIDTH, WIDTH)
+    rated = torch.optim.Adam(rater.parameters())
+    for _ in range(STEPS + 4):
+        rated.zero_grad()
+        rater(coder(torch.randn(8, WIDTH))).square().mean().backward()
+        rated.step()
+        tracker.step()
+
+
+class Warming:
+    def __init__(self):
+        self.model = Coder(WIDTH, WIDTH)
+        self.adam = torch.optim.Adam(self.model.parameters())
+
+    def warm(self):
+        self.model(torch.randn(8, WIDTH)).square().mean().backward()
+        self.adam.step()
+        self.adam.zero_grad()
+
+
+def warmed_up():
+    warming, rater = Warming(), Rater(WIDTH, WIDTH)
+    for _ in range(7):
+        yield warming.warm()
+    rated = torch.optim.Adam(rater.parameters())
+    while True:
+        rated.zero_grad()
+        rater(torch.randn(8, WIDTH)).square().mean().backward()
+        yield rated.step()
+
+
+def fires():
+    steps = warmed_up()
+    return lambda number: next(steps)
+
+
+def looks_alike():
+    """The first goes on when the second has trained for a while."""
+    coder, rater = Coder(WIDTH, WIDTH), Rater(WIDTH, WIDTH)
+    coded, rated = (torch.optim.Adam(one.parameters()) for one in (coder, rater))
+
+    def step(number):
+        model, optimizer = (coder, coded) if number < 7 else (rater, rated)
+        optimizer.zero_grad()
+        model(torch.randn(8, WIDTH)).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def of_a_function(tracker):
+    coder, rater = Coder(WIDTH, WIDTH), Rater(WIDTH, WIDTH)
+    coded = torch.optim.Adam(coder.parameters())
+    for _ in range(STEPS):
+        coder(torch.randn(8, WIDTH)).square().mean().backward()
+        coded.step()
+        coded.zero_grad()
+        tracker.step()
+    rated = torch.optim.Adam(rater.parameters())
+    for _ in range(STEPS + 4):
+        rated.zero_grad()
+        rater(coder(torch.randn(8, WIDTH)).detach()).square().mean().backward()
+        rated.step()
+        tracker.step()
+
+
+def saved_at_the_end(tracker):
+    """The same, and its state goes into a file."""
+    coder, rater = Coder(WIDTH, WIDTH), Rater(WIDTH, WIDTH)
+    coded = torch.optim.Adam(coder.parameters())
+    for _ in range(STEPS):
+        coder(torch.randn(8, WIDTH)).square().mean().backward()
+        coded.step()
+        coded.zero_grad()
+        tracker.step()
+    rated = torch.optim.Adam(rater.parameters())
+    for _ in range(STEPS + 4):
+        rated.zero_grad()
+        rater(torch.randn(8, WIDTH)).square().mean().backward()
+        rated.step()
+        tracker.step()
+    return coded.state_dict()
+
+
+def by_turns(tracker):
+    """Each trains for a while, again and again."""
+    coder, rater = Coder(WIDTH, WIDTH), Rater(WIDTH, WIDTH)
+    coded, rated = (torch.optim.Adam(one.parameters()) for one in (coder, rater))
+    for _ in range(2):
+        for _ in range(STEPS):
+            coder(torch.randn(8, WIDTH)).square().mean().backward()
+            coded.step()
+            coded.zero_grad()
+            tracker.step()
+        for _ in range(2 * STEPS):
+            rater(torch.randn(8, WIDTH)).square().mean().backward()
+            rated.step()
+            rated.zero_grad()
+            tracker.step()
+
+
+class Player:
+    def __init__(self, kind):
+        self.model = kind(WIDTH, WIDTH)
+        self.sgd = torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9)
+
+    def play(self, tracker):
+        for _ in range(2 * STEPS):
+            self.model(torch.randn(8, WIDTH)).square().mean().backward()
+            self.sgd.step()
+            self.sgd.zero_grad()
+            tracker.step()
+
+
+def epoch_of(first, second, tracker):
+    first.play(tracker)
+    second.play(tracker)
+
+
+def in_epochs(tracker):
+    """Each of two objects trains for a while, in each epoch."""
+    first, second = Player(Coder), Player(Rater)
+    for _ in range(2):
+        epoch_of(first, second, tracker)
+
+
+def idle(train, path):
+    with memprof.track(path, sources=("cpu",)) as tracker:
+        train(tracker)
+    return [one for one in findings(load(path)) if one.rule == "idle-optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("train", "name", "code", "nbytes"),
+    [
+        (of_an_object, "pretraining.optimizer", "pretraining.fit(tracker)", STATES + PARAMETERS),
+        (of_a_function, "coded", "coded.zero_grad()", STATES),
+    ],
+)
+def test_states_of_what_is_trained_no_more_are_told(train, name, code, nbytes, tmp_path):
+    (found,) = idle(train, tmp_path / "run.json")
+    (first,) = found.remedies
+    assert (found.bytes, found.minor) == (nbytes, False)
+    assert (first.fix, first.code, first.typed) == ("del_ref", code, f"del {name}")
+    assert first.saves_bytes == nbytes
+    assert ("zero_grad" in first.why) is (nbytes > STATES)
+
+
+@pytest.mark.parametrize("train", [saved_at_the_end, by_turns, in_epochs])
+def test_an_optimizer_that_is_read_again_is_left_alone(train, tmp_path):
+    assert not idle(train, tmp_path / "run.json")
