@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import numpy as np
 
 from memprof.reference_chain import LinkKind
@@ -11,7 +13,7 @@ from memprof.rules.load_rules import rule_named
 from memprof.rules.results_read import are_read_whole
 from memprof.rules.rule import WasteRule
 from memprof.source_code.joined_parts import is_joined_afterwards
-from memprof.source_code.program import program_of
+from memprof.source_code.program import arguments, called_name, own_calls, program_of
 from memprof.source_code.uses_of_items import searching_lines
 from memprof.trace import Phase
 from memprof.views.examination import DeviceExamination, Examination
@@ -132,10 +134,27 @@ def _comes_to_nothing(finding: RuleFinding, examination: Examination) -> bool:
         return False
     share = _GROWN * device.peak_allocated
     total = growth_of(finding, examination)
+    is_little = finding.bytes < _LEAST_SHARE * device.peak_allocated and total < _ON_HOST
+    if is_little and _is_moved_to_host(finding):
+        return True
     is_nameless = not any(one.is_named for one in finding.holders)
     if is_nameless and finding.confidence < _UNSURE:
         return finding.bytes < share and total < _SMALL_GROWTH
     return finding.bytes < share and total < max(_LEAST_GROWTH, min(_SMALL_GROWTH, share))
+
+
+def _is_moved_to_host(finding: RuleFinding) -> bool:
+    """Whether its line moves what it makes to the host: on a card nothing of it would be there."""
+    program = program_of(finding.site.filename)
+    place = program.at(finding.site.line) if program is not None else None
+    return place is not None and any(
+        called_name(call) == "cpu" or (called_name(call) == "to" and _gives_cpu(call))
+        for call in own_calls(place.statement, "cpu", "to")
+    )
+
+
+def _gives_cpu(call: ast.Call) -> bool:
+    return any(isinstance(one, ast.Constant) and one.value == "cpu" for one in arguments(call))
 
 
 def is_tiny(finding: RuleFinding) -> bool:

@@ -150,6 +150,29 @@ def test_results_that_grow_beside_a_peak_of_many_times_their_size_are_no_headlin
     assert found.minor is is_minor
 
 
+@pytest.mark.parametrize(
+    ("made", "is_minor"),
+    [
+        ("(x * 127.5).to(torch.uint8).cpu()", True),
+        ('(x * 127.5).to("cpu")', True),
+        ("(x * 127.5).to(torch.uint8)", False),
+    ],
+)
+def test_a_few_results_that_are_moved_to_the_host_are_no_headline(made, is_minor, tmp_path):
+    """Previews, one in ten steps, of 64 KiB beside a peak of 16 MiB."""
+    source = tmp_path / "train.py"
+    source.write_text(f"def preview(x):\n    return {made}\n")
+    trace = TraceBuilder(device="cpu").existing(16 << 20, "weights")
+    for step in range(100):
+        trace.label(step=step)
+        if step % 10 == 9:
+            trace.alloc(64 << 10, f"t{step}", stack=(Frame("preview", str(source), 2),))
+        trace.alloc(4096, f"work{step}").free(f"work{step}")
+    found = findings(load(write_run(tmp_path / "run.json", trace.build())))
+    growing = [(one.bytes_per_step, one.minor) for one in found if one.bytes_per_step]
+    assert growing == [((64 << 10) / 10, is_minor)]
+
+
 def test_scratch_memory_of_a_library_holds_nothing_that_grows(tmp_path):
     """It has no stack, as nothing has that came between windows: a search asks for both at once."""
     source = tmp_path / "train.py"

@@ -116,3 +116,20 @@ def test_a_join_before_the_steps_that_takes_most_of_all_is_to_be_filled_in_place
     whole, of_a_step = 8 * PARTS * WIDTH * 4, 4608
     assert found.remedies[0].peak_before == 2 * whole
     assert found.remedies[0].peak_after == whole + of_a_step
+
+
+def of_names():
+    """A skip connection: no list has what is joined, and the peak comes later."""
+
+    @torch.no_grad()
+    def step(number):
+        first, second, third = (torch.randn(WIDTH) for _ in range(3))
+        joined = torch.cat([first, second, third])
+        torch.exp(joined).mul_(joined).add_(torch.sin(joined)).sum().item()
+
+    return step
+
+
+def test_parts_that_have_names_are_no_headline(tmp_path):
+    joined = [one for one in findings_of(of_names, tmp_path / "run.json") if one.rule == "joined"]
+    assert [(one.is_tentative, one.minor) for one in joined] == [(True, True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ import numpy as np
 from memprof.rules.case import NO_FIGURE, Case
 from memprof.rules.joined_tensors import FEWEST_PARTS, all_joined, joined_at_peak, parts_of
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.program import own_calls, place_of
+from memprof.source_code.verbs import JOINING
 from memprof.units import format_bytes
 from memprof.views.peak_without import Cuts
 from memprof.views.window import Ints, Window
@@ -62,7 +65,8 @@ class JoinedParts(WasteRule[PartsAndResult]):
                 nbytes=int(lives.size[at_peak].sum()),
                 saving=in_place_saving if is_earlier else best,
                 # The parts may be needed at once with the result.
-                tentative=not (drop or (is_earlier and stay) or _end_with_join(window, row, parts)),
+                tentative=_are_written_out(window, row)
+                or not (drop or (is_earlier and stay) or _end_with_join(window, row, parts)),
                 drop=drop,
             )
             return
@@ -83,6 +87,18 @@ class JoinedParts(WasteRule[PartsAndResult]):
         yield Advice("cpu_offload", f"{why}: collect the parts on the host.", case.site)
         if not match.drop:
             yield Advice("clear_container", emptied, case.site, saving=NO_FIGURE)
+
+
+def _are_written_out(window: Window, row: int) -> bool:
+    """Whether the join names its parts, ``torch.cat([up, skip], 1)``: no list has them."""
+    place = place_of(window.frame_of(row))
+    calls = own_calls(place.statement, *JOINING) if place is not None else []
+    lists = [one.args[0] for one in calls if one.args]
+    return bool(lists) and all(
+        isinstance(one, (ast.List, ast.Tuple))
+        and not any(isinstance(part, ast.Starred) for part in one.elts)
+        for one in lists
+    )
 
 
 def _end_with_join(window: Window, row: int, parts: Ints) -> bool:
