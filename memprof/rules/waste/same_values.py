@@ -99,26 +99,27 @@ def _match(window: Window, *, is_within: bool) -> SameValues | None:
         if values.filled  # zeros are another matter
     }
     fewest = _FEWEST_REPEATS if is_within else _FEWEST
-    rows = {
-        key: _own(window, key, known[key], is_within=is_within) & window.at_peak
+    own = {
+        key: _own(window, key, known[key], is_within=is_within)
         for key, number in times.items()
         if number >= fewest
     }
-    if not rows:
+    if not own:
         return None
-    there = np.zeros(len(window.lives), bool)
-    for mask in rows.values():
-        there |= mask
+    there = np.logical_or.reduce(list(own.values())) & window.at_peak
     recorded = there & (window.lives.stack != EMPTY)
     if not recorded.any():
         return None
     row = window.main_site(recorded)
     key = int(window.lives.stack[row]), int(window.lives.requested[row])
-    if is_within:  # keys and values of one cache
-        alike = [one for one in rows if known[one].shape == known[key].shape]
-        there = np.logical_or.reduce([rows[one] for one in alike if times[one] == times[key]])
+    if is_within:  # keys and values of one cache, whatever they have come to
+        alike = [one for one in own if times[one] == times[key]]
+        repeated = np.logical_or.reduce([own[one] for one in alike])
+        there &= repeated
+        every = _of_any_size(window, repeated)
     else:
         there &= window.lives.requested == key[1]
+        every = there
     nbytes = window.bytes_of(there)
     if window.share(nbytes * (1 - 1 / times[key])) < _LEAST_SHARE:
         return None
@@ -126,7 +127,7 @@ def _match(window: Window, *, is_within: bool) -> SameValues | None:
         row=row,
         rows=np.flatnonzero(there),
         nbytes=nbytes,
-        saving=window.replayed(window.whole(np.flatnonzero(there))),
+        saving=window.replayed(window.whole(np.flatnonzero(every))),
         times=times[key],
         is_within=is_within,
         shape=known[key].shape,
@@ -147,6 +148,18 @@ def _own(window: Window, key: tuple[int, int], values: Values, *, is_within: boo
     own = rows_of(window, *key) & ~np.isin(window.category, tuple(excluded))
     mask: Bools = own & (window.phase != Phase.BACKWARD)
     return mask
+
+
+def _of_any_size(window: Window, rows: Bools) -> Bools:
+    """These, and what their stacks made in other sizes, not each of which was looked at.
+
+    As a cache is that is joined anew with every token.
+    """
+    lives = window.lives
+    stacks = np.setdiff1d(lives.stack[rows], EMPTY)
+    alike = np.isin(lives.stack, stacks) & np.isin(window.category, window.category[rows])
+    every: Bools = rows | (alike & (window.phase != Phase.BACKWARD))
+    return every
 
 
 RULE = SameValuesRule()
