@@ -113,10 +113,16 @@ def _match(window: Window, *, is_within: bool) -> SameValues | None:
     row = window.main_site(recorded)
     key = int(window.lives.stack[row]), int(window.lives.requested[row])
     if is_within:  # keys and values of one cache, whatever they have come to
-        alike = [one for one in own if times[one] == times[key]]
+        alike = [
+            one
+            for one in own
+            if times[one] == times[key] and _is_longer(known[one].shape, known[key].shape)
+        ]
         repeated = np.logical_or.reduce([own[one] for one in alike])
         there &= repeated
-        every = _of_any_size(window, repeated)
+        # What is the same along whole dimensions is an operand that broadcasts, for this once.
+        is_operand = _is_product(times[key], known[key].shape)
+        every = there if is_operand else _of_any_size(window, repeated)
     else:
         there &= window.lives.requested == key[1]
         every = there
@@ -148,6 +154,13 @@ def _own(window: Window, key: tuple[int, int], values: Values, *, is_within: boo
     own = rows_of(window, *key) & ~np.isin(window.category, tuple(excluded))
     mask: Bools = own & (window.phase != Phase.BACKWARD)
     return mask
+
+
+def _is_longer(shape: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two shapes are the same but for one length, as of a cache that tokens came to."""
+    if len(shape) != len(other):
+        return False
+    return sum(one != two for one, two in zip(shape, other, strict=True)) <= 1
 
 
 def _of_any_size(window: Window, rows: Bools) -> Bools:
