@@ -135,7 +135,7 @@ def _comes_to_nothing(finding: RuleFinding, examination: Examination) -> bool:
     share = _GROWN * device.peak_allocated
     total = growth_of(finding, examination)
     is_little = finding.bytes < _LEAST_SHARE * device.peak_allocated and total < _ON_HOST
-    if is_little and _is_moved_to_host(finding):
+    if device.name == "cpu" and is_little and _is_moved_to_host(finding):
         return True
     is_nameless = not any(one.is_named for one in finding.holders)
     if is_nameless and finding.confidence < _UNSURE:

@@ -89,7 +89,8 @@ def _saved_by_one_change(findings: Sequence[RuleFinding]) -> list[RuleFinding]:
 
 def _change(finding: RuleFinding, remedy: Remedy) -> Hashable:
     """What two remedies of growth have in common that are one change; a finding's own else."""
-    if finding.kind not in (Kind.LEAK, Kind.CYCLE) or remedy.fix in _OF_ONE_THING:
+    is_growth = finding.kind in (Kind.LEAK, Kind.CYCLE)
+    if not is_growth or not remedy.filename or remedy.fix in _OF_ONE_THING:
         return id(remedy)
     return finding.device, finding.rule, remedy.rule, remedy.fix, remedy.filename, remedy.line
 

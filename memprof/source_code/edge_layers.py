@@ -23,6 +23,8 @@ _SUMS = ("add", "sum", "mean")
 """Of a layer's ``aggr``: of these a linear map may be taken before as well as after."""
 _SUMMING = ("index_add", "index_add_", "scatter_add", "scatter_add_")
 _SCALING = (ast.Mult, ast.Div)
+_OF_PYG = "MessagePassing"
+_RESHAPING = ("reshape", "unsqueeze", "view")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +45,8 @@ class LinearOfEdges:
     """It is no layer, but a parameter that a statement multiplies by."""
     has_bias: bool = True
     """It adds a bias to each row, as a layer does unless it is told otherwise."""
+    scaled_by: str = ""
+    """What the sums are multiplied or divided by on their way to it."""
 
 
 def linear_of_edges(place: Place) -> LinearOfEdges | None:
@@ -131,8 +135,13 @@ def linear_of_sums(place: Place) -> LinearOfEdges | None:
             continue
         others = [one for one in reads if one is not given and not _is_added_to(function, one)]
         if not others:
+            scaled_by = call.args[0].right if isinstance(call.args[0], ast.BinOp) else None
             return LinearOfEdges(
-                ast.unparse(call.func), features, at, has_bias=_has_bias(place.class_, call.func)
+                ast.unparse(call.func),
+                features,
+                at,
+                has_bias=_has_bias(place.class_, call.func),
+                scaled_by=ast.unparse(scaled_by) if scaled_by is not None else "",
             )
     return None
 
@@ -156,6 +165,8 @@ def _sums_of_messages(place: Place) -> tuple[str, str] | None:
 
 def _adds_up(class_: ast.ClassDef) -> bool:
     """Whether a class of PyG's `MessagePassing` takes a sum or a mean, as it does by default."""
+    if not any(ast.unparse(base).endswith(_OF_PYG) for base in class_.bases):
+        return False
     for call in calls_in(class_, "__init__"):
         for given in [*call.args[:1], *(one.value for one in call.keywords if one.arg == "aggr")]:
             if not isinstance(given, ast.Constant) or given.value not in _SUMS:
@@ -175,20 +186,31 @@ def _scaled_in_message(class_: ast.ClassDef) -> str | None:
                 return ""
             factors = _factors(returned[0])
             features = [
-                one.id
+                one
                 for one in factors
                 if isinstance(one, ast.Name) and one.id in parameters(method)
                 if one.id.endswith(_ENDS)
             ]
-            return features[0][:-2] if len(features) == 1 else ""
+            if len(features) != 1 or len(list(reads_of(method, features[0].id))) != 1:
+                return ""
+            scales = all(_is_there_already(one) for one in factors)
+            return features[0].id[:-2] if scales else ""
     return None
 
 
+def _is_there_already(factor: ast.expr) -> bool:
+    """Whether a factor is read and not computed: what is may weigh each value by itself."""
+    while isinstance(factor, ast.Subscript) or called_name(factor) in _RESHAPING:
+        within = factor.func if isinstance(factor, ast.Call) else factor
+        assert isinstance(within, (ast.Attribute, ast.Subscript))
+        factor = within.value
+    return isinstance(factor, (ast.Attribute, ast.Constant, ast.Name))
+
+
 def _factors(value: ast.expr) -> list[ast.expr]:
-    """The factors of a product, or of a quotient what is divided."""
+    """The factors of a product, and what a quotient is made of."""
     if isinstance(value, ast.BinOp) and isinstance(value.op, _SCALING):
-        second = _factors(value.right) if isinstance(value.op, ast.Mult) else []
-        return _factors(value.left) + second
+        return _factors(value.left) + _factors(value.right)
     return [value]
 
 
@@ -209,8 +231,10 @@ def _sums_of_rows(place: Place) -> tuple[str, str] | None:
         elif at is None or at.statement is not place.statement:
             continue
         factors = _factors(added) if added is not None else []
-        gathered = [rows for rows in map(_rows_of, factors) if rows is not None]
+        gathered = [rows for rows in map(_rows_of, factors[:1]) if rows is not None]
         if at is None or not gathered or not isinstance(call.func, ast.Attribute):
+            continue
+        if not all(map(_is_there_already, factors[1:])):
             continue
         targets = [one.id for one, _ in assigned(at.statement) if isinstance(one, ast.Name)]
         into = call.func.value

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from memprof.source_code.idioms import optimizers_made
 from memprof.source_code.program import (
     FUNCTIONS,
     LOOPS,
@@ -123,7 +124,7 @@ def _calls_before(
         for node in program.nodes
         if isinstance(node, ast.Call) and called_name(node) == function.name
         if (place := program.place(node)) is not None
-        if not _is_of_other_class(place, node, function)
+        if not _is_of_optimizer(programs, place, node)
     ]
     before: list[tuple[Place, ast.Call]] = []
     for place, call in sites:
@@ -144,19 +145,16 @@ def _calls_before(
     return before or None
 
 
-def _is_of_other_class(place: Place, call: ast.Call, method: ast.AST) -> bool:
-    """Whether a call's receiver was made by a class that has no such method in its own file.
+def _is_of_optimizer(programs: Sequence[Program], place: Place, call: ast.Call) -> bool:
+    """Whether a method is called of one of torch's optimizers: none of the program's own then.
 
     ``optimizer.step()`` calls no `step` of a trainer, where ``optimizer = Adam(…)``.
     """
     if not isinstance(call.func, ast.Attribute):
         return False
-    receiver = ast.unparse(call.func.value)
-    made = list(values_of(place, receiver)) if receiver != "self" else []
-    classes = [called_name(one) if isinstance(one, ast.Call) else "" for one in made]
-    own = {one.name for one in place.program.classes() if any(n is method for n in one.body)}
-    others = {one.name for one in place.program.classes()} | own
-    return bool(classes) and all(one[:1].isupper() and one not in others for one in classes)
+    values = list(values_of(place, ast.unparse(call.func.value)))
+    made = {id(one) for one, _ in optimizers_made(programs)} if values else set()
+    return bool(values) and all(id(one) in made for one in values)
 
 
 def _is_in(frame: Frame, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

@@ -566,7 +566,9 @@ def _numbers_rows(place: Place, entry: ast.expr) -> bool:
     """Whether an entry of a subscript is ``torch.arange(n)``, or a variable that is that."""
     if isinstance(entry, ast.Name):
         values = list(values_of(place, entry.id, place.statement))
-        return bool(values) and all(called_name(one) == _NUMBERS for one in values if one)
+        return bool(values) and all(
+            one is not None and called_name(one) == _NUMBERS for one in values
+        )
     return called_name(entry) == _NUMBERS
 
 

@@ -235,13 +235,59 @@ class OfEachChannel(MessagePassing):
         return weight * x_j
 
 
+class Filtering(MessagePassing):
+    """The message computes a weight for each channel of each edge."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(CHANNELS, NARROW)
+        self.filter = torch.nn.Linear(4, CHANNELS)
+
+    def forward(self, x, edges):
+        sums = self.propagate(edges, x=x, kinds=torch.rand(edges.size(1), 4))
+        return self.lin(sums)
+
+    def message(self, x_j, kinds):
+        return x_j * self.filter(kinds)
+
+
+class Normalizing(MessagePassing):
+    """What is gathered is divided by its own length: no linear layer can come before that."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(CHANNELS, NARROW)
+
+    def forward(self, x, edges):
+        sums = self.propagate(edges, x=x)
+        return self.lin(sums)
+
+    def message(self, x_j):
+        return x_j / x_j.norm(dim=-1, keepdim=True)
+
+
+class FilteringByHand(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(CHANNELS, NARROW)
+        self.filter = torch.nn.Linear(4, CHANNELS)
+
+    def forward(self, x, edges):
+        kinds = torch.rand(edges.size(1), 4)
+        rows = x[edges[0]] * self.filter(kinds)
+        sums = torch.zeros(len(x), CHANNELS)
+        sums.index_add_(0, edges[1], rows)
+        return self.lin(sums)
+
+
 class ByHand(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.lin = torch.nn.Linear(CHANNELS, NARROW)
 
     def forward(self, x, edges):
-        rows = x[edges[0]] * torch.rand(edges.size(1), 1)
+        weight = torch.rand(edges.size(1))
+        rows = x[edges[0]] * weight[:, None]
         sums = torch.zeros(len(x), CHANNELS)
         sums.index_add_(0, edges[1], rows)
         return self.lin(sums)
@@ -255,7 +301,7 @@ def graph_layer(layer):
     ("layer", "code"),
     [
         (Summing, "sums = self.propagate(edges, x=x, weight=weight)"),
-        (ByHand, "rows = x[edges[0]] * torch.rand(edges.size(1), 1)"),
+        (ByHand, "rows = x[edges[0]] * weight[:, None]"),
     ],
 )
 def test_what_is_made_narrower_once_it_is_added_up_is_so_before(layer, code, tmp_path):
@@ -264,12 +310,21 @@ def test_what_is_made_narrower_once_it_is_added_up_is_so_before(layer, code, tmp
     assert (first.fix, first.code, found.minor) == ("transform_nodes", code, False)
     assert f"1/{CHANNELS // NARROW} as wide" in first.why
     assert ("bias" in first.why) is (layer is ByHand)
+    assert ("`degree` has one value for a row" in first.why) is (layer is Summing)
     assert found.bytes >= EDGES * CHANNELS * 4
 
 
 @pytest.mark.parametrize(
     "layer",
-    [OfMaxima, Squaring, OfEachChannel, lambda: Summing(CHANNELS)],
+    [
+        OfMaxima,
+        Squaring,
+        OfEachChannel,
+        Filtering,
+        Normalizing,
+        FilteringByHand,
+        lambda: Summing(CHANNELS),
+    ],
 )
 def test_sums_that_no_linear_layer_could_come_before_are_left_alone(layer, tmp_path):
     assert not messages(graph_layer(layer), tmp_path / "r.json")

@@ -151,18 +151,19 @@ def test_results_that_grow_beside_a_peak_of_many_times_their_size_are_no_headlin
 
 
 @pytest.mark.parametrize(
-    ("made", "is_minor"),
+    ("device", "made", "is_minor"),
     [
-        ("(x * 127.5).to(torch.uint8).cpu()", True),
-        ('(x * 127.5).to("cpu")', True),
-        ("(x * 127.5).to(torch.uint8)", False),
+        ("cpu", "(x * 127.5).to(torch.uint8).cpu()", True),
+        ("cpu", '(x * 127.5).to("cpu")', True),
+        ("cpu", "(x * 127.5).to(torch.uint8)", False),
+        ("cuda:0", "x * 127.5, x.cpu()", False),  # what is on the card was not moved
     ],
 )
-def test_a_few_results_that_are_moved_to_the_host_are_no_headline(made, is_minor, tmp_path):
+def test_a_few_results_that_are_moved_to_the_host_are_no_headline(device, made, is_minor, tmp_path):
     """Previews, one in ten steps, of 64 KiB beside a peak of 16 MiB."""
     source = tmp_path / "train.py"
     source.write_text(f"def preview(x):\n    return {made}\n")
-    trace = TraceBuilder(device="cpu").existing(16 << 20, "weights")
+    trace = TraceBuilder(device=device).existing(16 << 20, "weights")
     for step in range(100):
         trace.label(step=step)
         if step % 10 == 9:

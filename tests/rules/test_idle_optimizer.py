@@ -44,13 +44,7 @@ class Pretraining:
 def of_an_object(tracker):
     pretraining = Pretraining()
     pretraining.fit(tracker)
-    coder, rater = pretraining.model.requires_grad_(False), Rater(WIDTH, WIDTH)
-    rated = torch.optim.Adam(rater.parameters())
-    for _ in range(STEPS + 4):
-        rated.zero_grad()
-        rater(coder(torch.randn(8, WIDTH))).square().mean().backward()
-        rated.step()
-        tracker.step()
+    rate(pretraining.model.requires_grad_(False), tracker)
 
 
 class Warming:
@@ -94,14 +88,8 @@ def looks_alike():
     return step
 
 
-def of_a_function(tracker):
-    coder, rater = Coder(WIDTH, WIDTH), Rater(WIDTH, WIDTH)
-    coded = torch.optim.Adam(coder.parameters())
-    for _ in range(STEPS):
-        coder(torch.randn(8, WIDTH)).square().mean().backward()
-        coded.step()
-        coded.zero_grad()
-        tracker.step()
+def rate(coder, tracker):
+    rater = Rater(WIDTH, WIDTH)
     rated = torch.optim.Adam(rater.parameters())
     for _ in range(STEPS + 4):
         rated.zero_grad()
@@ -110,29 +98,49 @@ def of_a_function(tracker):
         tracker.step()
 
 
-def saved_at_the_end(tracker):
-    """The same, and its state goes into a file."""
-    coder, rater = Coder(WIDTH, WIDTH), Rater(WIDTH, WIDTH)
+def of_a_function(tracker):
+    coder = Coder(WIDTH, WIDTH)
     coded = torch.optim.Adam(coder.parameters())
     for _ in range(STEPS):
         coder(torch.randn(8, WIDTH)).square().mean().backward()
         coded.step()
         coded.zero_grad()
         tracker.step()
-    rated = torch.optim.Adam(rater.parameters())
-    for _ in range(STEPS + 4):
-        rated.zero_grad()
-        rater(torch.randn(8, WIDTH)).square().mean().backward()
-        rated.step()
+    rate(coder, tracker)
+
+
+def saved_at_the_end(tracker):
+    coder = Coder(WIDTH, WIDTH)
+    coded = torch.optim.SGD(coder.parameters(), 0.1, momentum=0.9)
+    for _ in range(STEPS):
+        coded.zero_grad()
+        coder(torch.randn(8, WIDTH)).square().mean().backward()
+        coded.step()
         tracker.step()
+    rate(coder, tracker)
     return coded.state_dict()
 
 
-def by_turns(tracker):
-    """Each trains for a while, again and again."""
+def given_by_the_caller(tracker):
+    coder = Coder(WIDTH, WIDTH)
+    coded = torch.optim.Adam(coder.parameters())
+    code_and_rate(coder, coded, tracker)
+
+
+def code_and_rate(coder, optimizer, tracker):
+    """Its caller has the optimizer as well."""
+    for _ in range(STEPS):
+        coder(torch.randn(8, WIDTH)).square().mean().backward()
+        optimizer.step()
+        tracker.step()
+    rate(coder, tracker)
+
+
+def by_turns(tracker, rounds=1):
+    """Each trains for a while, again and again; the recording ends amid the first round."""
     coder, rater = Coder(WIDTH, WIDTH), Rater(WIDTH, WIDTH)
-    coded, rated = (torch.optim.Adam(one.parameters()) for one in (coder, rater))
-    for _ in range(2):
+    coded, rated = torch.optim.Adam(coder.parameters()), torch.optim.Adam(rater.parameters())
+    for _ in range(rounds):
         for _ in range(STEPS):
             coder(torch.randn(8, WIDTH)).square().mean().backward()
             coded.step()
@@ -146,28 +154,28 @@ def by_turns(tracker):
 
 
 class Player:
-    def __init__(self, kind):
-        self.model = kind(WIDTH, WIDTH)
+    def __init__(self):
+        self.model = Coder(WIDTH, WIDTH)
         self.sgd = torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9)
 
     def play(self, tracker):
-        for _ in range(2 * STEPS):
+        for _ in range(STEPS):
             self.model(torch.randn(8, WIDTH)).square().mean().backward()
             self.sgd.step()
             self.sgd.zero_grad()
             tracker.step()
 
 
-def epoch_of(first, second, tracker):
-    first.play(tracker)
-    second.play(tracker)
+def epoch_of(player, tracker):
+    player.play(tracker)
+    rate(player.model, tracker)
 
 
-def in_epochs(tracker):
-    """Each of two objects trains for a while, in each epoch."""
-    first, second = Player(Coder), Player(Rater)
-    for _ in range(2):
-        epoch_of(first, second, tracker)
+def in_epochs(tracker, epochs=1):
+    """The recording ends amid the first of them; the next one calls the same again."""
+    player = Player()
+    for _ in range(epochs):
+        epoch_of(player, tracker)
 
 
 def idle(train, path):
@@ -192,6 +200,6 @@ def test_states_of_what_is_trained_no_more_are_told(train, name, code, nbytes, t
     assert ("zero_grad" in first.why) is (nbytes > STATES)
 
 
-@pytest.mark.parametrize("train", [saved_at_the_end, by_turns, in_epochs])
+@pytest.mark.parametrize("train", [saved_at_the_end, given_by_the_caller, by_turns, in_epochs])
 def test_an_optimizer_that_is_read_again_is_left_alone(train, tmp_path):
     assert not idle(train, tmp_path / "run.json")

@@ -200,6 +200,22 @@ def of_each_row_by_names():
     return step
 
 
+def of_rows_that_are_given():
+    """Whether `rows` numbers them is not known: it may be a mask."""
+    decoder = Decoder()
+
+    def scored(logits, rows, lengths):
+        last = logits[rows, lengths - 1]
+        return torch.log_softmax(last, dim=-1).argmax(-1).tolist()
+
+    @torch.no_grad()
+    def step(number):
+        lengths = torch.randint(1, POSITIONS, (ROWS,))
+        return scored(decoder(torch.randint(WORDS, (ROWS, POSITIONS))), torch.arange(ROWS), lengths)
+
+    return step
+
+
 def of_labels():
     """One class of each row: all that goes into the layer is needed."""
     decoder = Decoder()
@@ -214,8 +230,9 @@ def of_labels():
     return step
 
 
-def test_the_class_of_a_row_is_no_position(tmp_path):
-    assert "partly-read" not in names(of_labels, tmp_path / "run.json")
+@pytest.mark.parametrize("program", [of_labels, of_rows_that_are_given])
+def test_the_class_of_a_row_is_no_position(program, tmp_path):
+    assert "partly-read" not in names(program, tmp_path / "run.json")
 
 
 def test_one_position_of_each_row_is_a_part(tmp_path):

@@ -108,6 +108,8 @@ class EdgeMessages(WasteRule[Messages]):
         if match.narrowed and match.linear is not None:
             linear = match.linear
             last = "before rows are gathered, and the sums are the same"
+            if linear.scaled_by:
+                last += f" (`{linear.scaled_by}` has one value for a row)"
             if linear.has_bias:
                 last += ", but for its bias: add that to the sums"
             why = (

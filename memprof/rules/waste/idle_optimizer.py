@@ -13,6 +13,7 @@ from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idle_attributes import read_no_more
 from memprof.source_code.last_reads import last_read_before, reads_again
 from memprof.source_code.program import Place, own_calls, place_of
+from memprof.source_code.values import values_of
 from memprof.trace import Category, Frame
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
@@ -132,6 +133,9 @@ def _last_read(
     if not isinstance(optimizer, ast.Name) or not running:
         return None
     line = running[0].line
+    made = list(values_of(place, optimizer.id))
+    if not made or not all(isinstance(one, ast.Call) for one in made):
+        return None  # a parameter, which the caller has as well
     if reads_again(place, optimizer.id, line):
         return None
     return optimizer.id, place, last_read_before(place, optimizer.id, line)

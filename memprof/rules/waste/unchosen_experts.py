@@ -148,7 +148,8 @@ def _used(window: Window, modules: ChosenModules, experts: int) -> int:
     made = np.flatnonzero(by_choice & (window.made_in >= 0) & (window.phase == Phase.FORWARD))
     if not len(made):
         return 0
-    values = int(made[-1] if len(made) < 2 else made[-2])  # the last are their places
+    # Beside them are their places, which are wider; a window may end between both.
+    values = int(made[-2:][np.argmin(lives.requested[made[-2:]])])
     before = (window.made_in == window.made_in[values]) & (lives.alloc < lives.alloc[values])
     scores = np.flatnonzero(before & (window.phase == Phase.FORWARD))
     for row in scores[np.argsort(-lives.alloc[scores])][:_SCORES].tolist():
