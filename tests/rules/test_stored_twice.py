@@ -35,7 +35,7 @@ def fires():
         state = observation(number)
         for at in range(4):
             next_state = observation(number + at)
-            memory.add(4 * number % COUNT + at, state, 1.0, next_state)
+            memory.add(4 * number % COUNT + at, state.to("cpu"), 1.0, next_state.to("cpu"))
             state = next_state
 
     return step

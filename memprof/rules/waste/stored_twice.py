@@ -16,6 +16,7 @@ from memprof.reference_chain import THROUGH_GRAPH, largest_container
 from memprof.rules.case import Case
 from memprof.rules.lifespan import stays_near_peak
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.idioms import without_casts
 from memprof.source_code.program import (
     Place,
     Program,
@@ -230,11 +231,12 @@ def _filling(place: Place, name: str) -> _Filling | None:
 
 
 def _given(call: ast.Call, filling: _Filling) -> str:
-    """The variable that a call hands to the parameter; empty for anything else."""
+    """The variable that a call hands to the parameter, moved or not; empty for anything else."""
     values = [one.value for one in call.keywords if one.arg == filling.parameter]
     if not any(isinstance(one, ast.Starred) for one in call.args):
         values += call.args[filling.position : filling.position + 1]
-    names = [one.id for one in values[:1] if isinstance(one, ast.Name)]
+    plain = [without_casts(one) for one in values[:1]]
+    names = [one.id for one in plain if isinstance(one, ast.Name)]
     return names[0] if names else ""
 
 
