@@ -14,6 +14,7 @@ __all__ = ["ListAhead", "list_ahead"]
 
 _GOING_THROUGH = ("enumerate", "iter", "tqdm", "trange", "zip")
 _KEEPING = ("add", "append", "appendleft", "extend", "insert", "put", "setdefault", "update")
+_FILLING = ("append", "extend")
 _DEEPEST = 4
 """Functions that hand a list on to one another."""
 
@@ -34,7 +35,7 @@ def list_ahead(places: Sequence[Place]) -> ListAhead | None:
     """The list that one of some calls fills for later, if it is gone through once.
 
     ``places`` are the statements of a stack, innermost first. The list is a variable of its
-    function, which appends to it in a loop and returns it, or goes through it itself. Whoever is
+    function, which fills it in a loop and returns it, or goes through it itself. Whoever is
     handed it does nothing else with it. None where an item may be kept.
     """
     for at, place in enumerate(places):
@@ -69,7 +70,7 @@ def _filling(place: Place) -> tuple[Place | None, str]:
         target = statement.targets[0]
         return (place, target.id) if isinstance(target, ast.Name) else (None, "")
     loop = place.loop
-    for call in calls_in(loop, "append") if isinstance(loop, ast.For) else ():
+    for call in calls_in(loop, *_FILLING) if isinstance(loop, ast.For) else ():
         receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
         if not isinstance(receiver, ast.Name):
             continue
@@ -92,7 +93,7 @@ def _is_returned(function: ast.AST, name: str) -> bool:
 def _is_use(around: list[ast.AST]) -> bool:
     """Whether a read only fills a list, or asks how long it is."""
     parent = around[-1]
-    is_filled = isinstance(parent, ast.Attribute) and parent.attr == "append"
+    is_filled = isinstance(parent, ast.Attribute) and parent.attr in _FILLING
     return is_filled or called_name(parent) == "len"
 
 

@@ -10,6 +10,7 @@ from itertools import dropwhile
 
 from memprof.source_code.branches import never_run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.idioms import keyword
 from memprof.source_code.program import (
     FUNCTIONS,
     LOOPS,
@@ -54,6 +55,7 @@ _PAIR = 2
 _NUMBERS = "arange"
 _OF_ROWS = frozenset(("softmax", "log_softmax", "cross_entropy"))
 """Functions of each row's values: of one value for each row nobody asks them."""
+_NAMESPACES = frozenset(("F", "torch", "torch.nn.functional", "nn.functional"))
 _SORTS = frozenset(("argsort", "sort"))
 
 
@@ -70,6 +72,8 @@ class Instead(Enum):
     """For a part of what is computed value by value."""
     LOGITS = "the logits that are meant, less the logarithm of the sum of each row"
     """For the logarithms of probabilities of which some are gathered."""
+    LARGEST = "the largest of the logits"
+    """For the most probable: a softmax changes no order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -223,29 +227,47 @@ def computed_part(place: Place) -> ComputedPart | None:
 def gathered_part(place: Place) -> ComputedPart | None:
     """What is gathered of the logarithms of probabilities that a statement computes.
 
-    None where they are read in another way, too, or no statement computes any.
+    Or, of probabilities, which is the most probable. None where they are read in another way, too,
+    or no statement computes any.
     """
     for node in ast.walk(place.statement):
-        if called_name(node) != "log_softmax" or not _keeps_rows(node):
+        if called_name(node) not in ("log_softmax", "softmax"):
             continue
-        assert isinstance(node, ast.expr)
+        assert isinstance(node, ast.Call)
         around = nodes_around(place.statement, node)
-        calls = [_gathering(node, around)]
+        reads: list[tuple[ast.expr, list[ast.AST]]] = [(node, around)]
         if around and isinstance(around[-1], ast.Assign):
             names = [one.id for one in bound_names(around[-1]) if isinstance(one, ast.Name)]
-            reads = reads_of(place.scope, names[0]) if len(names) == 1 else []
-            calls = [_gathering(load, above) for load, above in reads]
-        texts = [ast.unparse(call) for call in calls if call is not None]
-        if texts and len(texts) == len(calls):
-            return ComputedPart(texts[0], Instead.LOGITS)
+            reads = list(reads_of(place.scope, names[0])) if len(names) == 1 else []
+        for instead, name in ((Instead.LARGEST, "argmax"), (Instead.LOGITS, "gather")):
+            if name == "gather" and not (called_name(node) == "log_softmax" and _keeps_rows(node)):
+                continue
+            calls = [_called(load, above, name) for load, above in reads]
+            if name == "argmax":  # along another dimension the sums of the rows matter
+                along = _along(node)
+                calls = [one if one and _along(one) == along != "" else None for one in calls]
+            texts = [ast.unparse(call) for call in calls if call is not None]
+            if texts and len(texts) == len(calls):
+                return ComputedPart(texts[0], instead)
     return None
 
 
-def _gathering(value: ast.expr, around: list[ast.AST]) -> ast.Call | None:
-    """The call that gathers some of a value: ``x.gather(-1, i)``, ``torch.gather(x, -1, i)``."""
+def _along(call: ast.Call) -> str:
+    """The dimension that a function of torch, or a method, is told; empty for none."""
+    given = keyword(call, "dim")
+    if given is None:
+        function = call.func
+        receiver = ast.unparse(function.value) if isinstance(function, ast.Attribute) else "F"
+        own = call.args[1:] if receiver in _NAMESPACES else call.args
+        given = own[0] if own else None
+    return ast.unparse(given) if given is not None else ""
+
+
+def _called(value: ast.expr, around: list[ast.AST], name: str) -> ast.Call | None:
+    """The call of a function or method on a value: ``x.gather(-1, i)``, ``torch.gather(x, …)``."""
     parent = around[-1] if around else None
     call = around[-2] if isinstance(parent, ast.Attribute) and len(around) > 1 else parent
-    if not isinstance(call, ast.Call) or called_name(call) != "gather":
+    if not isinstance(call, ast.Call) or called_name(call) != name:
         return None
     return call if call.func is parent or call.args[:1] == [value] else None
 

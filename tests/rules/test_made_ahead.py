@@ -115,6 +115,27 @@ def in_one_function():
     return step
 
 
+def in_batches():
+    """What a model returns for each batch, taken apart, in a list that the loop itself asks for."""
+    net, parts = nn.Linear(WIDTH, WIDTH), 4
+
+    def predicted(batches):
+        results = []
+        for batch in batches:
+            results.extend(net(batch))
+        return results
+
+    @torch.no_grad()
+    def step(number):
+        batches = [torch.ones(1).expand(parts, ROWS, WIDTH)] * FOLDS
+        total = torch.zeros(ROWS, WIDTH)
+        for weight, part in zip(range(parts * FOLDS), predicted(batches), strict=True):
+            total += part * weight
+        return total
+
+    return step
+
+
 def made_on_the_way():
     """The loop makes models that are needed together, and more on the way to each."""
     x = torch.randn(ROWS, WIDTH)
@@ -166,6 +187,14 @@ def test_items_are_to_be_made_as_the_loop_asks_for_them(tmp_path):
 def test_where_it_is_filled_is_told(program, code, tmp_path):
     (found,) = ahead(program, tmp_path / "run.json")
     assert found.remedies[0].code.startswith(code)
+
+
+def test_a_list_that_the_loop_asks_for_is_filled_by_batches(tmp_path):
+    (found,) = ahead(in_batches, tmp_path / "run.json")
+    (first,) = found.remedies
+    assert found.bytes == FOLDS * 4 * NBYTES
+    assert first.code == "results.extend(net(batch))"
+    assert first.saves_bytes >= (FOLDS - 2) * 4 * NBYTES
 
 
 @pytest.mark.parametrize(

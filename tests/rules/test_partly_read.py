@@ -552,6 +552,38 @@ def chosen_at_once():
     return step
 
 
+def the_most_probable():
+    """A softmax changes no order."""
+
+    def step(number):
+        logits = torch.rand(64, 4096)
+        probabilities = logits.softmax(dim=1)
+        return probabilities.argmax(dim=1).sum().item()
+
+    return step
+
+
+def the_most_probable_row():
+    """Of each column: the sums of the rows matter."""
+
+    def step(number):
+        logits = torch.rand(64, 4096)
+        probabilities = logits.softmax(dim=1)
+        return probabilities.argmax(dim=0).sum().item()
+
+    return step
+
+
+def with_its_probability():
+    def step(number):
+        logits = torch.rand(64, 4096)
+        probabilities = logits.softmax(dim=1)
+        best = probabilities.argmax(dim=1)
+        return probabilities.amax(dim=1).sum().item() + best.sum().item()
+
+    return step
+
+
 def with_their_entropy():
     """All words are read for the entropy."""
 
@@ -591,6 +623,7 @@ def all_ranks():
         (the_best, "order[:, :8]", 64 * 4096 * 8, "topk"),
         (some_frames, "clip[::8]", 2 * 64 * 3 * 32 * 32 * 4, "narrow_first"),
         (the_chosen_words, "logprobs.gather(-1, words)", 64 * 4096 * 4, "narrow_first"),
+        (the_most_probable, "probabilities.argmax(dim=1)", 64 * 4096 * 4, "narrow_first"),
         (
             chosen_at_once,
             "torch.gather(F.log_softmax(logits, dim=-1), -1, words)",
@@ -615,7 +648,11 @@ def test_of_a_covariance_matrix_the_variance_is_enough(program, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "program", [all_pairs, all_ranks, frame_by_frame, by_a_mask, with_their_entropy]
+    "program",
+    [
+        *(all_pairs, all_ranks, frame_by_frame, by_a_mask, with_their_entropy),
+        *(the_most_probable_row, with_its_probability),
+    ],
 )
 def test_nothing_is_said_of_products_and_orders_that_are_read_whole(program, tmp_path):
     assert "partly-read" not in names(program, tmp_path / "run.json")

@@ -9,8 +9,16 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.large_tensor import large_tensor
+from memprof.rules.made_in_calls import spared_by_one_function
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Place, called_name, calls_in, place_of
+from memprof.source_code.program import (
+    Place,
+    bound_names,
+    called_name,
+    calls_in,
+    loaded_names,
+    place_of,
+)
 from memprof.source_code.values import values_of
 from memprof.units import format_bytes
 from memprof.views.window import Window
@@ -19,6 +27,7 @@ __all__ = ["RULE"]
 
 _FUSED = {"sigmoid": "logsigmoid", "softmax": "log_softmax"}
 """What computes the logarithm of the probabilities that a function returns."""
+_SIMPLE = (ast.AnnAssign, ast.Assign, ast.AugAssign, ast.Expr, ast.Return)
 
 
 class LogOfSoftmax(WasteRule[Match]):
@@ -39,12 +48,22 @@ class LogOfSoftmax(WasteRule[Match]):
             if place is None or not _probabilities(place):
                 continue
             made = np.flatnonzero(large.in_every_step & (window.site == site))
-            there = made[window.at_peak[made]]
+            row = int(made[window.at_peak[made]][-1])
+            lines = _lines_of_loss(place)
+            spared = spared_by_one_function(
+                window,
+                place.program.filename,
+                lines,
+                is_loss=True,
+            )
+            there = spared[window.at_peak[spared]]
+            if not len(there):
+                continue
             yield Match(
-                row=int(there[-1]),
+                row=row,
                 rows=there,
                 nbytes=int(window.lives.size[there].sum()),
-                saving=window.replayed(window.whole(made)),
+                saving=window.replayed(window.whole(spared)),
             )
             return
 
@@ -80,20 +99,36 @@ def _probabilities(place: Place) -> str:
     return ""
 
 
+def _lines_of_loss(place: Place) -> frozenset[int]:
+    """The lines that make the probabilities, and those that compute with them in the function."""
+    statements: list[ast.stmt] = [place.statement]
+    names: set[str] = set()
+    for node in ast.walk(place.scope):
+        if isinstance(node, ast.Assign) and called_name(node.value) in _FUSED:
+            names |= {one.id for one in bound_names(node) if isinstance(one, ast.Name)}
+            statements.append(node)
+    in_order = [node for node in ast.walk(place.scope) if isinstance(node, _SIMPLE)]
+    for node in sorted(in_order, key=lambda one: one.lineno):
+        if names & loaded_names(node) or node is place.statement:
+            statements.append(node)
+            names |= {one.id for one in bound_names(node) if isinstance(one, ast.Name)}
+    return frozenset(
+        line for one in statements for line in range(one.lineno, (one.end_lineno or one.lineno) + 1)
+    )
+
+
 def _is_torch(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in ("torch", "np", "numpy", "math")
 
 
 def _made_by(place: Place, value: ast.expr | None) -> str:
     """``softmax`` or ``sigmoid``, where a value is its result, plus a small number perhaps."""
-    while True:
-        if isinstance(value, ast.BinOp):
-            value = value.left if isinstance(value.right, ast.Constant) else value.right
-        elif called_name(value) in ("clamp", "clip") if value is not None else False:
-            assert isinstance(value, ast.Call)
-            value = value.func.value if isinstance(value.func, ast.Attribute) else None
-        else:
-            break
+    if isinstance(value, ast.BinOp):  # `1 - p + eps`
+        return _made_by(place, value.left) or _made_by(place, value.right)
+    if value is not None and called_name(value) in ("clamp", "clip"):
+        assert isinstance(value, ast.Call)
+        value = value.func.value if isinstance(value.func, ast.Attribute) else None
+        return _made_by(place, value)
     if isinstance(value, ast.Name):
         bound = [one for one in values_of(place, value.id, place.statement) if one is not None]
         value = bound[-1] if len(bound) == 1 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,7 +59,8 @@ class MadeAheadRule(WasteRule[MadeAhead]):
                 found[key].append(stack)
         for key, of_list in found.items():
             alike = np.isin(lives.stack, of_list) & ~window.has_owner
-            alike &= _wait_for(window, lists[key].loop)
+            waiting, next_run = _wait_for(window, lists[key].loop)
+            alike &= waiting
             rows = np.flatnonzero(there & alike)
             nbytes = int(lives.size[rows].sum())
             if window.share(nbytes) < _LEAST_SHARE:
@@ -67,7 +69,7 @@ class MadeAheadRule(WasteRule[MadeAhead]):
                 row=window.largest(there & np.isin(lives.stack, of_list)),
                 rows=rows,
                 nbytes=nbytes,
-                saving=window.replayed(window.whole(_all_but_one(window, np.flatnonzero(alike)))),
+                saving=window.replayed(window.whole(_all_but_one(window, alike, next_run))),
                 ahead=lists[key],
             )
 
@@ -86,12 +88,12 @@ class MadeAheadRule(WasteRule[MadeAhead]):
         yield Advice("yield_items", why, place or case.site)
 
 
-def _wait_for(window: Window, loop: Place) -> Bools:
+def _wait_for(window: Window, loop: Place) -> tuple[Bools, Ints]:
     """Per lifetime: whether it was there when the loop ran next, as what a list holds is.
 
-    What the making of an item needs besides is gone by then.
+    What the making of an item needs besides is gone by then. And the event of that run.
     """
-    filename, lines = loop.program.filename, loop.lines
+    filename, lines = loop.program.filename, _lines_of_body(loop)
     tables = window.trace.tables
     inside = {
         row
@@ -101,18 +103,25 @@ def _wait_for(window: Window, loop: Place) -> Bools:
     through = np.array([not inside.isdisjoint(stack) for stack in tables.stacks])
     runs = np.flatnonzero(through[window.trace.events.stack])
     at = np.searchsorted(runs, window.lives.alloc)
-    next_run = np.append(runs, window.events)[np.minimum(at, len(runs))]
+    next_run: Ints = np.append(runs, window.events)[np.minimum(at, len(runs))]
     waiting: Bools = (window.lives.free > next_run) & (at < len(runs))
-    return waiting
+    return waiting, next_run
 
 
-def _all_but_one(window: Window, rows: Ints) -> Ints:
-    """Of what each stack made in a step all but the largest: one item at a time is needed."""
+def _lines_of_body(loop: Place) -> range:
+    """The lines of a loop without its head, which may make the list that it goes through."""
+    assert isinstance(loop.statement, ast.For)
+    return range(loop.statement.body[0].lineno, loop.lines.stop)
+
+
+def _all_but_one(window: Window, alike: Bools, next_run: Ints) -> Ints:
+    """Of what each stack made for one run of the loop all but the largest: one is needed."""
     lives = window.lives
-    order = np.lexsort((-lives.size[rows], window.made_in[rows], lives.stack[rows]))
+    rows = np.flatnonzero(alike)
+    order = np.lexsort((-lives.size[rows], next_run[rows], lives.stack[rows]))
     rows = rows[order]
     is_first = np.ones(len(rows), dtype=bool)
-    is_first[1:] = (np.diff(lives.stack[rows]) != 0) | (np.diff(window.made_in[rows]) != 0)
+    is_first[1:] = (np.diff(lives.stack[rows]) != 0) | (np.diff(next_run[rows]) != 0)
     others: Ints = rows[~is_first]
     return others
 

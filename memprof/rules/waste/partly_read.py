@@ -105,6 +105,12 @@ class PartlyReadResult(WasteRule[PartlyRead]):
                 "`logsumexp(-1)` off, of a few rows at a time (of all at once it takes as much)."
             )
             yield Advice("narrow_first", why, case.site)
+        elif part.instead is Instead.LARGEST:
+            why = (
+                f"Only `{part.text}` of the {nbytes} is read, and a softmax changes no order: take "
+                "the `argmax` of what it is given."
+            )
+            yield Advice("narrow_first", why, case.site)
         elif part.instead is Instead.VARIANCE:
             of = part.text.partition(".covariance_matrix")[0]
             why = (
@@ -127,7 +133,7 @@ class PartlyReadResult(WasteRule[PartlyRead]):
 
 
 def _gathered(window: Window) -> PartlyRead | None:
-    """Large logarithms of probabilities, of which some are gathered."""
+    """Large probabilities or their logarithms, of which some are gathered or the first is asked."""
     size = window.lives.size
     least = max(1, int(_LEAST_SHARE * window.peak.bytes))
     large = ~window.has_owner & (size >= least)

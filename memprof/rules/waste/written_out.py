@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from memprof.rules.case import Case
+from memprof.rules.made_in_calls import spared_by_one_function
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.program import place_of
-from memprof.source_code.written_out import WrittenOut, written_out
+from memprof.source_code.written_out import written_out
 from memprof.trace import Phase
 from memprof.units import format_bytes
-from memprof.views.window import Bools, Ints, Window
+from memprof.views.window import Window
 
 __all__ = ["RULE"]
 
@@ -21,8 +20,6 @@ _LEAST_SHARE = 0.1
 """Of the peak, that is spared."""
 _SURE_SHARE = 0.2
 """The same for a headline: many programs write a small norm of their own."""
-_LEAST_OF_LARGEST = 0.5
-"""Of the largest that a call makes: a mean or a deviation for each row is smaller."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +50,12 @@ class StepsWrittenOut(WasteRule[Steps]):
             if place is None or function is None or id(function) in done:
                 continue
             done.add(id(function))
-            rows = _spared(window, place.program.filename, waiting, function)
+            rows = spared_by_one_function(
+                window,
+                place.program.filename,
+                function.lines,
+                keeps_input=function.keeps_input,
+            )
             there = rows[window.at_peak[rows]]
             if not len(there):
                 continue
@@ -81,52 +83,6 @@ class StepsWrittenOut(WasteRule[Steps]):
             "function of torch computes all of it and keeps its input alone."
         )
         yield Advice("one_function", why, case.site, typed=match.instead)
-
-
-def _on_lines(window: Window, filename: str, lines: frozenset[int], site: Ints) -> Bools:
-    """Which lifetimes are of the lines of a file, by their sites."""
-    frames = window.owners.sites.frames
-    on = np.array([frame.filename == filename and frame.line in lines for frame in frames])
-    made: Bools = on[site] & (window.lives.alloc >= 0)
-    return made
-
-
-def _spared(window: Window, filename: str, waiting: Bools, function: WrittenOut) -> Ints:
-    """What would not be made or not be kept: all but the result and the gradient of each call."""
-    lines = function.lines
-    is_backward = window.phase == Phase.BACKWARD
-    results = _but_last(window, _on_lines(window, filename, lines, window.site) & ~is_backward)
-    rows, call = results
-    waits = waiting[rows]
-    rows, call = rows[waits], call[waits]
-    if not function.keeps_input and len(rows):  # then the function does, in place of one step
-        rows = rows[~np.concatenate([[True], call[1:] != call[:-1]])]
-    of_backward = _on_lines(window, filename, lines, window.origin_site) & is_backward
-    gradients, _ = _but_last(window, of_backward)
-    return np.concatenate([rows, gradients])
-
-
-def _but_last(window: Window, made: Bools) -> tuple[Ints, Ints]:
-    """All that each call makes but for the last, and the number of its call.
-
-    A call is what the lines make one after another. What is smaller, as a mean or a deviation for
-    each row, is left out.
-    """
-    lives = window.lives
-    order = np.argsort(lives.alloc, kind="stable")
-    order = order[lives.alloc[order] >= 0]
-    is_made = made[order]
-    rows = order[is_made]
-    if not len(rows):
-        return rows, rows
-    starts = is_made & ~np.concatenate([[False], is_made[:-1]])
-    call = np.cumsum(starts)[is_made] - 1
-    largest = np.zeros(call[-1] + 1, dtype=np.int64)
-    np.maximum.at(largest, call, lives.requested[rows])
-    is_full = lives.requested[rows] >= _LEAST_OF_LARGEST * largest[call]
-    rows, call = rows[is_full], call[is_full]
-    is_last = np.append(call[1:] != call[:-1], [True])
-    return rows[~is_last], call[~is_last]
 
 
 RULE = StepsWrittenOut()

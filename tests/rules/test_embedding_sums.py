@@ -1,0 +1,93 @@
+"""embedding-sums: a row is looked up for each index, and only sums of rows are read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.rules.recorded import findings_of, peak_of
+
+ITEMS, WIDTH, USERS, HISTORY = 64, 64, 128, 64
+ROWS = USERS * HISTORY * WIDTH * 4
+
+
+def training(profile_of):
+    table, head = nn.Embedding(ITEMS, WIDTH), nn.Linear(WIDTH, 1)
+    optimizer = torch.optim.SGD([*table.parameters(), *head.parameters()], 0.1)
+
+    def step(number):
+        optimizer.zero_grad()
+        history = torch.randint(ITEMS, (USERS, HISTORY))
+        head(profile_of(table, history)).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def fires():
+    def profile_of(table, history):
+        return table(history).mean(dim=1)
+
+    return training(profile_of)
+
+
+def by_a_name():
+    def profile_of(table, history):
+        rows = table(history)
+        return rows.sum(1)
+
+    return training(profile_of)
+
+
+def looks_alike():
+    """One function looks up and adds."""
+
+    def profile_of(table, history):
+        return F.embedding_bag(history, table.weight, mode="mean")
+
+    return training(profile_of)
+
+
+def over_the_features():
+    """The rows remain."""
+
+    def profile_of(table, history):
+        return table(history).mean(dim=2)[:, :WIDTH]
+
+    return training(profile_of)
+
+
+def rows_are_read():
+    def profile_of(table, history):
+        rows = table(history)
+        return rows.mean(dim=1) + rows[:, -1]
+
+    return training(profile_of)
+
+
+def sums_told(program, path):
+    return [one for one in findings_of(program, path) if one.rule == "embedding-sums"]
+
+
+@pytest.mark.parametrize(
+    ("program", "read", "mode"),
+    [(fires, "table(history).mean(dim=1)", "mean"), (by_a_name, "rows.sum(1)", "sum")],
+)
+def test_one_function_for_both_is_told_and_what_it_saves(program, read, mode, tmp_path):
+    (one,) = sums_told(program, tmp_path / "run.json")
+    (first,) = one.remedies
+    assert (one.minor, first.fix) == (False, "embedding_bag")
+    assert one.title.endswith(f"of which only `{read}` is read")
+    assert first.typed == f'nn.EmbeddingBag(…, mode="{mode}")'
+    assert one.bytes == ROWS
+    findings_of(looks_alike, tmp_path / "bag.json")
+    saved = peak_of(tmp_path / "run.json") - peak_of(tmp_path / "bag.json")
+    indices = USERS * HISTORY * 8  # the function keeps to which sum each belongs
+    assert first.saves_bytes == pytest.approx(saved, abs=2 * indices)
+
+
+@pytest.mark.parametrize("program", [looks_alike, over_the_features, rows_are_read])
+def test_rows_that_are_needed_are_left_alone(program, tmp_path):
+    assert sums_told(program, tmp_path / "run.json") == []
