@@ -460,10 +460,11 @@ class UnmovedParameters(
 class PaddedBatches(
     msgspec.Struct, frozen=True, tag_field="kind", tag="padded_batches", omit_defaults=True
 ):
-    """How much of what a model is called with is padding, by its mask; the last holds.
+    """How much of what a model is called with is padding; the last holds.
 
-    Of the call whose longest sequence left the smallest share of its places empty. Only masks on
-    the CPU that are given as ``attention_mask`` are read.
+    Of the call whose longest sequence left the smallest share of its places empty. Only tensors on
+    the CPU are read: masks that are given as ``attention_mask``; without these, batches that end in
+    zeros or, where they are indices, in one index.
     """
 
     calls: int = 0

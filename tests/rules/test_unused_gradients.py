@@ -69,6 +69,47 @@ def test_they_are_the_gradients_of_the_teacher_and_its_output_is_cut_off(tmp_pat
     assert "+        wanted = teacher(x).detach()" in unused.remedies[0].patch
 
 
+class Probe(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone, self.head = Net(), nn.Linear(192, 4)
+
+    def forward(self, x):
+        return self.head(self.backbone(x))
+
+
+def cleared_every(steps):
+    """A head is trained; what goes through the model before an evaluation clears all gradients."""
+
+    def program():
+        model = Probe()
+        optimizer = torch.optim.AdamW(model.head.parameters())
+
+        def step(number):
+            if number % steps == 0:
+                model.zero_grad()
+            optimizer.zero_grad()
+            model(torch.randn(512, 192)).square().mean().backward()
+            optimizer.step()
+
+        return step
+
+    return program
+
+
+def test_gradients_that_an_evaluation_clears_are_unused_all_the_same(tmp_path):
+    found = findings_of(cleared_every(11), tmp_path / "run.json", steps=33)
+    (unused,) = [one for one in found if one.rule == "unused-gradients"]
+    assert unused.match.modules == "`Probe.backbone.body`"
+    assert unused.match.graph == 2 * 512 * 192 * 4
+    assert not unused.minor
+
+
+def test_gradients_that_are_cleared_every_few_steps_may_be_used(tmp_path):
+    found = findings_of(cleared_every(5), tmp_path / "run.json", steps=33)
+    assert not [one for one in found if one.rule == "unused-gradients"]
+
+
 class Distiller(nn.Module):
     def __init__(self):
         super().__init__()

@@ -28,6 +28,10 @@ _WIDTHS = (1, 4, 8)
 """Bytes of a value of a mask, or of an index."""
 _LEAST_SHARE = 0.2
 """Of the peak, in tensors with a value or more for each place."""
+_STRIDES = (1, 2, 4)
+"""By which a first layer may take several places together."""
+_FEWEST_VALUES = 1024
+"""Of a batch: many sizes are multiples of less."""
 _PADDING, _TO_FIXED_LENGTH = "padding", "max_length"
 """What a tokenizer of transformers is given to pad all to one length."""
 
@@ -87,7 +91,7 @@ class PaddedBatchesRule(WasteRule[Padded]):
         why = (
             f"No sequence of {batches.calls:,} batches uses more than {batches.longest:,} of its "
             f"{batches.places:,} places: pad each batch to its longest sequence (`padding=True`, "
-            "or a collator that does it: `DataCollatorWithPadding`)."
+            "or a collator that does it: `DataCollatorWithPadding`, `pad_sequence`)."
         )
         remains = batches.longest / batches.places
         settings = list(_fixed_lengths(case.programs))
@@ -111,7 +115,10 @@ def _making_frame(window: Window, batches: PaddedBatches) -> Frame | None:
     values = batches.sequences * batches.places
     of_size = np.isin(window.lives.requested, [values * width for width in _WIDTHS])
     outside = (window.module == 0) & (window.phase != Phase.BACKWARD) & (window.made_in >= 0)
-    mask = of_size & outside & ~window.has_owner
+    given = (window.category == Category.INPUT) & (window.lives.requested % values == 0)
+    mask = given & outside
+    if not mask.any():
+        mask = of_size & outside & ~window.has_owner
     frame = window.frame_of(window.main_site(mask)) if mask.any() else None
     is_own = frame is not None and frame_kind(frame.filename) is FrameKind.USER
     return frame if is_own else None
@@ -125,7 +132,11 @@ def _has_places(window: Window, batches: PaddedBatches) -> Bools:
     in_model = (window.module > 0) | (window.phase == Phase.BACKWARD)
     in_model |= window.category == Category.INPUT
     brief = window.freed_in - window.made_in < SURVIVOR_AGE
-    divides = window.lives.requested % (batches.sequences * batches.places) == 0
+    divides = np.zeros(len(window.lives), dtype=bool)
+    for stride in _STRIDES:
+        values = batches.sequences * batches.places // stride
+        if batches.places % stride == 0 and values >= _FEWEST_VALUES:
+            divides |= window.lives.requested % values == 0
     has_places: Bools = in_model & brief & divides & ~window.has_owner
     return has_places
 

@@ -20,10 +20,12 @@ from memprof.source_code.values import is_object, takes_no_gradient, trains_besi
 from memprof.trace import Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.owners import NO_MODULE, common_module
-from memprof.views.window import Window
+from memprof.views.window import Bools, Window
 
 __all__ = ["RULE", "UnreadGradients"]
 
+_FEWEST_LEFT = 8
+"""Steps for which gradients are left alone: a critic may be trained in every fifth step."""
 _MODULE_CALL = "_wrapped_call_impl"
 """How torch names the function that calls a module, once for each call."""
 
@@ -62,9 +64,9 @@ class UnusedGradients(WasteRule[UnreadGradients]):
             return
         gradient = window.category == Category.GRADIENT
         gradient &= window.phase == Phase.BACKWARD  # else a buffer that gradients are views of
-        staying = gradient & window.stays
-        cleared = set(window.module[gradient & ~staying].tolist())
         state = set(window.module[window.category == Category.OPTIMIZER_STATE].tolist())
+        staying = gradient & (window.stays | _outlast_steps(window, gradient, state))
+        cleared = set(window.module[gradient & ~staying].tolist())
         training_modules = cleared | state
         # Gradients that are filled with zeros stay as well: then only state tells what is trained.
         zeroed = any(_zeroes_gradients(program) for program in window.programs)
@@ -150,6 +152,25 @@ class UnusedGradients(WasteRule[UnreadGradients]):
         condition = "If nothing before it takes a gradient,"
         yield Advice("detach", f"{condition} cut it off here: {why}.", site)
         yield Advice("no_grad", f"{condition} compute it under `torch.no_grad()`: {why}.", site)
+
+
+def _outlast_steps(window: Window, gradient: Bools, state: Collection[int]) -> Bools:
+    """Which gradients stay for many more steps than any of what an optimizer with state trains.
+
+    Whoever goes through a model before an evaluation, as Lightning does, clears them then.
+    """
+    trained = np.isin(window.module, list(state))
+    age = window.freed_in - window.made_in
+    cleared = gradient & trained & (window.lives.free < window.events)
+    if not cleared.any():
+        return np.zeros(len(window.lives), dtype=bool)
+    longest = max(int(age[cleared].max()), _FEWEST_LEFT)
+    outlasting = gradient & ~trained & (age > longest)
+    # of these the last ones may have been made shortly before the end
+    modules = np.unique(window.module[outlasting])
+    to_the_end = gradient & np.isin(window.module, modules) & (window.lives.free >= window.events)
+    lasting: Bools = outlasting | to_the_end
+    return lasting
 
 
 def _runs_within(window: Window, own: OwnGraph, trained: Collection[str]) -> bool:

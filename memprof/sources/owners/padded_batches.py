@@ -1,8 +1,13 @@
-"""How much of its batches a model is called with is padding, by its ``attention_mask``."""
+"""How much of its batches a model is called with is padding, by a mask or by their own values."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from memprof.records import PaddedBatches
 from memprof.sources.guarded_access import plain_attributes
@@ -16,57 +21,165 @@ _MOST_CALLS = 512
 """Calls that are looked at; each takes some 10 µs."""
 _MOST_VALUES = 1 << 20
 """Values of a mask, above which looking at them takes milliseconds."""
+_MOST_SAMPLED = 1 << 18
+"""The same of a tensor; of a larger one every so many of its features are looked at."""
+_MOST_TENSORS = 4
+"""Of what one call is given."""
+_MOST_KNOWN = 256
+"""Tensors and dimensions by which module is given them."""
+_MOST_DIMENSIONS = 4
+_LEAST_PLACES = 32
+"""Of a dimension that may be one of places: fewer are channels, or a small image."""
+_LEAST_SAMPLES = 256
+"""The same where a sequence has one number for each place, as sound has: else these are features of
+one row."""
+
+
+@dataclass(slots=True)
+class _Places:
+    """What is known of one mask, or of one dimension of what calls are given."""
+
+    calls: int = 0
+    sequences: int = 0
+    places: int = 0
+    longest: int = 0
+
+    def add(self, sequences: int, places: int, longest: int) -> None:
+        """Take in a call, in which the longest sequence uses so many of its places."""
+        if not self.calls or longest * self.places > self.longest * places:
+            self.places, self.longest = places, longest
+        self.sequences = max(self.sequences, sequences)
+        self.calls += 1
+
+    @property
+    def used(self) -> float:
+        """The share of the places that the longest sequence uses."""
+        return self.longest / self.places
 
 
 class PaddedBatchesWatch(Listener):
     """Listens to outermost calls and looks at the masks of the CPU that they are given.
 
-    A mask on a device is left alone: reading it would wait for the device. NumPy looks through the
-    mask's own memory, so that torch allocates nothing for it.
+    Where there is none, at the tensors themselves: whether they end in places that have the same
+    value in every sequence. What is on a device is left alone: reading it would wait for the
+    device. NumPy looks through a tensor's own memory, so that torch allocates nothing for it.
     """
 
     def __init__(self, loop_watch: LoopWatch) -> None:
         """No model was called."""
         self._guard = loop_watch.guard
-        self._calls = self._sequences = self._places = self._longest = 0
+        self._masks = _Places()
+        self._tensors: dict[Hashable, _Places] = {}
+        self._calls = 0
         self._last = PaddedBatches()
 
     def take(self) -> PaddedBatches | None:
         """What is known by now; None where that is what it was at the last call."""
-        record = PaddedBatches(self._calls, self._sequences, self._places, self._longest)
+        known = self._masks if self._masks.calls else self._emptiest()
+        record = PaddedBatches(known.calls, known.sequences, known.places, known.longest)
         last, self._last = self._last, record
         return record if record != last else None
 
+    def _emptiest(self) -> _Places:
+        """The dimension with the most padding, among those of most calls."""
+        most = max((one.calls for one in self._tensors.values()), default=0)
+        often = [one for one in self._tensors.values() if 2 * one.calls >= most]
+        return min(often, key=lambda one: one.used, default=self._masks)
+
     # Listener of the loop watch.
 
-    def outermost_call(self, module: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG002
+    def outermost_call(self, module: Any, args: Any, kwargs: Any) -> None:
         """Its mask, where it has one, says how many places its sequences use."""
         if self._calls >= _MOST_CALLS:
             return
         # A model around one of transformers' is handed the whole batch.
         batches = [one for one in (kwargs, *args) if type(one) is dict]
         masks = [one[_MASK] for one in batches if _MASK in one]
-        if masks:
-            with plain_attributes():
+        with plain_attributes():
+            if masks:
                 self._guard.each(self._see, masks[:1])
+            elif not self._masks.calls:
+                self._guard.each(self._see_values, self._given(module, args, kwargs))
+
+    def _given(self, module: Any, args: Any, kwargs: Any) -> list[tuple[Hashable, Any]]:
+        """The tensors of a call, each with what is the same of it in other calls."""
+        named = [*enumerate(args), *kwargs.items()]
+        found: list[tuple[Hashable, Any]] = []
+        for name, value in named:
+            inner = value.items() if type(value) is dict else [("", value)]
+            found += [((type(module).__name__, name, key), one) for key, one in inner]
+        return [(name, one) for name, one in found if _is_readable(one)][:_MOST_TENSORS]
 
     def _see(self, mask: Any) -> None:
-        import torch
-
-        # While a call is traced even a size is a tensor, and NumPy's look would be warned of.
-        if type(mask) is not torch.Tensor or torch._C._get_tracing_state() is not None:
+        if not _is_readable(mask) or mask.ndim != 2:
             return
-        if torch._C._functorch.is_functorch_wrapped_tensor(mask):  # of `vmap`: it has no memory
-            return
-        if not mask.is_cpu or mask.ndim != 2:
-            return
-        if mask.is_floating_point() or not 0 < mask.numel() <= _MOST_VALUES:
+        if mask.is_floating_point() or mask.numel() > _MOST_VALUES:
             return
         used = mask.numpy().any(axis=0).nonzero()[0]
         if not len(used):
             return
         (sequences, places), longest = mask.shape, int(used[-1] - used[0]) + 1
-        if not self._calls or longest * self._places > self._longest * places:
-            self._places, self._longest = places, longest
-        self._sequences = max(self._sequences, sequences)
+        self._masks.add(sequences, places, longest)
         self._calls += 1
+
+    def _see_values(self, given: tuple[Hashable, Any]) -> None:
+        name, tensor = given
+        for at, places, longest in _places_used(tensor):
+            if len(self._tensors) >= _MOST_KNOWN:
+                return
+            known = self._tensors.setdefault((name, tensor.ndim, at), _Places())
+            known.add(tensor.shape[0], places, longest)
+            self._calls = max(self._calls, known.calls)
+
+
+def _is_readable(value: Any) -> bool:
+    """Whether it is a plain tensor of the CPU that NumPy can show."""
+    import torch
+
+    if type(value) is not torch.Tensor:
+        return False
+    # While a call is traced even a size is a tensor, and NumPy's look would be warned of.
+    if torch._C._get_tracing_state() is not None:
+        return False
+    if torch._C._functorch.is_functorch_wrapped_tensor(value):  # of `vmap`: it has no memory
+        return False
+    if not value.is_cpu or value.layout is not torch.strided or value.requires_grad:
+        return False
+    return not (value.is_conj() or value.is_neg() or value.dtype is torch.bfloat16)
+
+
+def _places_used(tensor: Any) -> Iterator[tuple[int, int, int]]:
+    """Dimensions of places: which, how many there are, and how many the longest sequence uses.
+
+    Those of a batch of floats in which the rest is 0, or of indices, in which it is one index.
+    """
+    ndim = tensor.ndim
+    if not 2 <= ndim <= _MOST_DIMENSIONS or tensor.shape[0] < 2:
+        return
+    is_float = tensor.is_floating_point()
+    if not is_float and (ndim != 2 or tensor.is_complex()):
+        return
+    fewest = _LEAST_SAMPLES if is_float and ndim == 2 else _LEAST_PLACES
+    values = tensor.numpy()
+    for at in range(1, ndim):
+        places = values.shape[at]
+        if places < fewest:
+            continue
+        by_place = _part(np.moveaxis(values, at, 0))
+        longest = _used(by_place, 0.0 if is_float else by_place[-1, 0])
+        if longest:
+            yield at, places, longest
+
+
+def _part(by_place: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """All of an array, or every so many of its last dimension but one, that looking is quick."""
+    every = -(-by_place.size // _MOST_SAMPLED)
+    return by_place if every == 1 else by_place[..., :: min(every, by_place.shape[-1])]
+
+
+def _used(by_place: npt.NDArray[Any], padding: Any) -> int:
+    """Places up to the last that has another value than padding; 0 where none has."""
+    if (by_place[-1] != padding).any():  # most are full: one place says so
+        return len(by_place)
+    used = (by_place != padding).reshape(len(by_place), -1).any(axis=1).nonzero()[0]
+    return int(used[-1]) + 1 if len(used) else 0
