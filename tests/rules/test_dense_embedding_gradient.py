@@ -71,7 +71,7 @@ def walks(batch):
     return build
 
 
-@pytest.mark.parametrize(("batch", "times"), [(ROWS // 32, 1), (ROWS // 8, 0)])
+@pytest.mark.parametrize(("batch", "times"), [(ROWS // 32, 1), (ROWS // 4, 0)])
 def test_each_lookup_of_one_table_has_a_gradient_of_its_size(batch, times, tmp_path):
     found = findings_of(walks(batch), tmp_path / "run.json")
     of_rule = [one for one in found if one.rule == "dense-embedding-gradient"]

@@ -19,7 +19,7 @@ __all__ = ["RULE"]
 _LEAST_SHARE = 0.15
 """Of the peak, with all such gradients: a language model's table is a small part of it, and mostly
 tied to its head."""
-_MOST_LOOKED_UP = 0.05
+_MOST_LOOKED_UP = 0.1
 """Of the table's rows, in any step; of so many tables as a step makes gradients of one, as each
 lookup has its own."""
 _LAYER = "/torch/nn/modules/sparse.py"
@@ -80,7 +80,7 @@ class DenseEmbeddingGradient(WasteRule[DenseGradient]):
         if not there or window.share(nbytes) < _LEAST_SHARE:
             return
         yield DenseGradient(
-            row=tables[0] if tables else there[0],
+            row=max(tables or there, key=lambda row: int(lives.size[row])),
             rows=rows,
             nbytes=nbytes,
             saving=window.replayed(window.whole(np.array(alike, dtype=np.int64))),
