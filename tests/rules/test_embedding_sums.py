@@ -59,6 +59,27 @@ def over_the_features():
     return training(profile_of)
 
 
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.layers = nn.Embedding(ITEMS, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, 1)
+
+    def forward(self, words):
+        return self.head(self.layers(self.embed(words)).mean(1))
+
+
+def through_a_layer():
+    """What a layer makes of the rows is added up."""
+    model = Tagger()
+
+    def step(number):
+        model.zero_grad()
+        model(torch.randint(ITEMS, (USERS, HISTORY))).mean().backward()
+
+    return step
+
+
 def rows_are_read():
     def profile_of(table, history):
         rows = table(history)
@@ -88,6 +109,8 @@ def test_one_function_for_both_is_told_and_what_it_saves(program, read, mode, tm
     assert first.saves_bytes == pytest.approx(saved, abs=2 * indices)
 
 
-@pytest.mark.parametrize("program", [looks_alike, over_the_features, rows_are_read])
+@pytest.mark.parametrize(
+    "program", [looks_alike, over_the_features, through_a_layer, rows_are_read]
+)
 def test_rows_that_are_needed_are_left_alone(program, tmp_path):
     assert sums_told(program, tmp_path / "run.json") == []

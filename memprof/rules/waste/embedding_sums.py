@@ -54,7 +54,8 @@ class EmbeddingSums(WasteRule[SummedRows]):
             rows = looked_up & (window.site == site)
             rows &= lives.requested * 2 >= lives.requested[rows].max(initial=0)
             place = place_of(window.owners.sites.frames[site])
-            reduction = _reduction(place) if place is not None else None
+            path = window.module_name(int(np.flatnonzero(rows)[0]))
+            reduction = _reduction(place, path) if place is not None else None
             if reduction is None:
                 continue
             sizes = np.unique(lives.requested[rows])
@@ -89,9 +90,13 @@ class EmbeddingSums(WasteRule[SummedRows]):
         yield Advice("embedding_bag", why, case.site, typed=typed)
 
 
-def _reduction(place: Place) -> ast.Call | None:
-    """The sum or mean over its indices that is all that is read of what a statement looks up."""
-    for call in own_calls(place.statement):
+def _reduction(place: Place, path: str) -> ast.Call | None:
+    """The sum or mean over its indices that is all that is read of what a statement looks up.
+
+    ``path`` is that of the layer; one that is no part of a model may be called anything.
+    """
+    around, _, name = path.rpartition(".")
+    for call in own_calls(place.statement, *((name, "embedding") if around else ())):
         if called_name(call) in _ADDING:
             continue
         calls = reductions_of(place, call)
