@@ -1,0 +1,144 @@
+"""merged-adapters: a layer adds the product of two small matrices to its weights in each call."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.rules.case import Case
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.program import Place, bound_names, called_name, nodes_of, place_of
+from memprof.source_code.values import values_of
+from memprof.trace import SURVIVOR_AGE, Category
+from memprof.units import format_bytes
+from memprof.views.window import Bools, Window
+
+__all__ = ["RULE"]
+
+_LEAST_SHARE = 0.1
+"""Of the peak, in merged weights at one line."""
+_PRODUCTS = frozenset(("einsum", "matmul", "mm"))
+_WEIGHT = "weight"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MergedWeights(Match):
+    """The product, as it is written."""
+
+    product: str = ""
+
+
+class MergedAdapters(WasteRule[MergedWeights]):
+    """`F.linear(x, self.base.weight + self.scale * (self.b @ self.a))`: LoRA by hand."""
+
+    name = "merged-adapters"
+    summary = "in each call a layer adds the product of two small matrices to its weights"
+    fixes = ("apply_factors",)
+    other_operators = True
+
+    def matches(self, window: Window) -> Iterator[MergedWeights]:
+        """What is as large as a weight of the same layer, of a line that adds such a product."""
+        if window.peak.event < 0:
+            return
+        lives = window.lives
+        brief = ~window.has_owner & (window.freed_in - window.made_in < SURVIVOR_AGE)
+        weights = _sizes_of_weights(window)
+        as_large = brief & (lives.alloc >= 0) & np.isin(lives.requested, list(weights))
+        for site in window.large_sites(as_large & window.at_peak, _LEAST_SHARE):
+            place = place_of(window.owners.sites.frames[site])
+            product = _product(place) if place is not None else None
+            if place is None or product is None:
+                continue
+            of_site = as_large & (window.site == site)
+            there = of_site & window.at_peak
+            modules = np.unique(window.module[of_site])
+            every = as_large & np.isin(window.module, modules)
+            every &= np.isin(lives.requested, np.unique(lives.requested[of_site]))
+            yield MergedWeights(
+                row=window.largest(there),
+                rows=np.flatnonzero(there),
+                nbytes=window.bytes_of(there),
+                saving=window.replayed(window.whole(np.flatnonzero(every))),
+                product=ast.unparse(product),
+            )
+            return
+
+    def title(self, match: MergedWeights) -> str:
+        """Say what was added."""
+        return f"are weights to which each call adds `{match.product}`"
+
+    def advice(self, match: MergedWeights, case: Case) -> Iterator[Advice]:
+        """Multiply by the factors."""
+        why = (
+            f"{format_bytes(match.nbytes)} are as large as the weights themselves, kept for the "
+            f"backward pass: give the input to the weights and to both factors of "
+            f"`{match.product}`, one after the other, and add the results."
+        )
+        yield Advice("apply_factors", why, case.site)
+
+
+def _sizes_of_weights(window: Window) -> set[int]:
+    """Bytes of each parameter."""
+    parameters: Bools = window.category == Category.PARAMETER
+    return set(window.lives.requested[parameters].tolist())
+
+
+def _product(place: Place) -> ast.expr | None:
+    """The product of two matrices of ``self`` that a statement of a layer adds to a weight."""
+    if place.class_ is None or place.function is None or place.function.name == "__init__":
+        return None
+    for node in ast.walk(place.statement):
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
+            continue
+        for weight, other in ((node.left, node.right), (node.right, node.left)):
+            if _is_weight(weight):
+                return _product_in(place, other)
+    names = [one for one in bound_names(place.statement) if isinstance(one, ast.Name)]
+    own = _product_in(place, getattr(place.statement, "value", None))
+    if own is None or len(names) != 1:
+        return None
+    adds = (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Add)
+        and any(map(_is_weight, (node.left, node.right)))
+        and any(isinstance(one, ast.Name) and one.id == names[0].id for one in ast.walk(node))
+        for node in nodes_of(place.function)
+    )
+    return own if any(adds) else None
+
+
+def _is_weight(node: ast.expr) -> bool:
+    """``self.weight``, or ``self.base.weight``."""
+    text = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+    return text.startswith("self.") and text.rpartition(".")[2] == _WEIGHT
+
+
+def _product_in(place: Place, node: ast.expr | None) -> ast.expr | None:
+    """The product in an expression, or in what its one variable stands for."""
+    for part in ast.walk(node) if node is not None else ():
+        is_product = isinstance(part, ast.BinOp) and isinstance(part.op, ast.MatMult)
+        if (is_product or called_name(part) in _PRODUCTS) and _is_of_self(part):
+            assert isinstance(part, ast.expr)
+            return part
+        if isinstance(part, ast.Name):
+            values = [one for one in values_of(place, part.id, place.statement) if one is not None]
+            found = _product_in(place, values[0]) if len(values) == 1 else None
+            if found is not None:
+                return found
+    return None
+
+
+def _is_of_self(product: ast.AST) -> bool:
+    """Whether both factors are attributes, transposed or not."""
+    attributes = {
+        ast.unparse(one)
+        for one in ast.walk(product)
+        if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name)
+    }
+    return sum(text.startswith("self.") for text in attributes) >= 2
+
+
+RULE = MergedAdapters()

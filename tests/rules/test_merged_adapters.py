@@ -1,0 +1,89 @@
+"""merged-adapters: a layer adds the product of two small matrices to its weights in each call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.rules.recorded import findings_of, peak_of
+
+WIDTH, RANK, ROWS, LAYERS = 384, 4, 16, 6
+WEIGHT = WIDTH * WIDTH * 4
+
+
+class Merging(nn.Module):
+    def __init__(self, scale=0.5):
+        super().__init__()
+        self.base, self.scale = nn.Linear(WIDTH, WIDTH).requires_grad_(False), scale
+        self.down = nn.Parameter(torch.randn(RANK, WIDTH))
+        self.up = nn.Parameter(torch.zeros(WIDTH, RANK))
+
+    def forward(self, x):
+        weight = self.base.weight + self.scale * (self.up @ self.down)
+        return F.linear(x, weight, self.base.bias)
+
+
+class ByName(Merging):
+    def forward(self, x):
+        change = torch.matmul(self.up, self.down) * self.scale
+        return F.linear(x, self.base.weight + change)
+
+
+class Applying(Merging):
+    def forward(self, x):
+        return self.base(x) + self.scale * F.linear(F.linear(x, self.down), self.up)
+
+
+class Shifting(Merging):
+    """The weights get noise: there are no factors to be applied."""
+
+    def forward(self, x):
+        weight = self.base.weight + self.scale * torch.randn_like(self.base.weight)
+        return F.linear(x, weight) + self.up.sum() + self.down.sum()
+
+
+def training(layer):
+    def program():
+        model = nn.Sequential(*(layer() for _ in range(LAYERS)))
+        trained = [one for one in model.parameters() if one.requires_grad]
+        optimizer = torch.optim.SGD(trained, 0.1)
+
+        def step(number):
+            optimizer.zero_grad()
+            model(torch.rand(ROWS, WIDTH)).square().mean().backward()
+            optimizer.step()
+
+        return step
+
+    return program
+
+
+fires = training(Merging)
+looks_alike = training(Applying)
+
+
+def merged_told(program, path):
+    return [one for one in findings_of(program, path) if one.rule == "merged-adapters"]
+
+
+@pytest.mark.parametrize(
+    ("layer", "product"),
+    [(Merging, "self.up @ self.down"), (ByName, "torch.matmul(self.up, self.down)")],
+)
+def test_the_factors_are_to_be_applied_and_what_it_saves(layer, product, tmp_path):
+    (one,) = merged_told(training(layer), tmp_path / "run.json")
+    (first,) = one.remedies
+    assert (one.minor, first.fix) == (False, "apply_factors")
+    assert one.title.endswith(f"are weights to which each call adds `{product}`")
+    # the first of them is given data, and its weights are not needed for a gradient
+    assert one.bytes >= (LAYERS - 1) * WEIGHT
+    findings_of(looks_alike, tmp_path / "applied.json")
+    saved = peak_of(tmp_path / "run.json") - peak_of(tmp_path / "applied.json")
+    assert first.saves_bytes == pytest.approx(saved, rel=0.1)
+
+
+@pytest.mark.parametrize("layer", [Applying, Shifting])
+def test_weights_without_such_a_product_are_left_alone(layer, tmp_path):
+    assert merged_told(training(layer), tmp_path / "run.json") == []
