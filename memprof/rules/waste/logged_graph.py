@@ -1,0 +1,211 @@
+"""logged-graph: a value that is only shown keeps the graph by which it was computed."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from memprof.rules.case import Case
+from memprof.rules.lifespan import FEWEST_STEPS
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.program import Place, bound_names, loaded_names, place_of
+from memprof.trace import SURVIVOR_AGE, Category, Phase
+from memprof.units import format_bytes
+from memprof.views.peak_without import Cuts
+from memprof.views.window import Bools, Ints, Window
+
+__all__ = ["RULE"]
+
+_LEAST_SHARE = 0.1
+"""Of the peak, that one line has in such a graph."""
+_FEWEST = 2
+"""Tensors of a line: once is no habit."""
+_SIMPLE = (ast.AnnAssign, ast.Assign, ast.AugAssign, ast.Expr, ast.Return)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoggedGraph(Match):
+    """What the values are called, and the statement that computes them."""
+
+    names: tuple[str, ...] = ()
+    place: Place | None = None
+
+
+class _Graph(NamedTuple):
+    """What a line saved, and what its function hands out that was computed of it."""
+
+    place: Place
+    names: frozenset[str]
+    rows: Ints
+
+
+class LoggedGraphRule(WasteRule[LoggedGraph]):
+    """`return chosen, entropy`, where the loss is of `chosen` alone and `entropy` is logged."""
+
+    name = "logged-graph"
+    summary = "a value through which no backward pass goes keeps the graph that made it"
+    fixes = ("no_grad",)
+    yields_to = ("evaluation-graph", "old-graphs", "retained-graph", "unvisited-graph")
+
+    def matches(self, window: Window) -> Iterator[LoggedGraph]:
+        """What lines outside of modules saved, and the backward pass of their step did not free."""
+        if len(window.steps) < FEWEST_STEPS or window.owners.inferred:
+            return
+        left = _left_by_backward(window)
+        first = next(_graphs(window, left & window.at_peak, left, _LEAST_SHARE), None)
+        if first is None:
+            return
+        function, shared = first.place.function, first.names
+        found = [one for one in _graphs(window, left, left, 0) if one.place.function is function]
+        found = [one for one in found if one.names & shared]
+        for one in found:
+            shared &= one.names
+        if not shared:
+            return
+        rows = np.concatenate([one.rows for one in found])
+        alone = np.concatenate([one.rows for one in found if one.names == shared] or [rows[:0]])
+        there = rows[window.at_peak[rows]]
+        yield LoggedGraph(
+            row=int(there[window.lives.size[there].argmax()]),
+            rows=there,
+            nbytes=int(window.lives.size[there].sum()),
+            saving=window.replayed(_without_graph(window, rows, alone, first.place)),
+            names=tuple(sorted(shared)),
+            place=_binding(first.place, shared),
+        )
+
+    def title(self, match: LoggedGraph) -> str:
+        """Say what keeps them."""
+        return f"are kept by the graph of {_in_words(match)}, through which no backward pass goes"
+
+    def advice(self, match: LoggedGraph, case: Case) -> Iterator[Advice]:
+        """Compute it without a graph."""
+        why = (
+            f"{format_bytes(match.nbytes)} wait for a backward pass through {_in_words(match)} "
+            "that does not come: compute that under `torch.no_grad()`, or of detached values."
+        )
+        at = match.place
+        place = case.place_at(at.program.filename, at.line) if at is not None else None
+        yield Advice("no_grad", why, place or case.site)
+
+
+def _graphs(window: Window, mask: Bools, left: Bools, least_share: float) -> Iterator[_Graph]:
+    """The lines that have so much in a mask, and whose functions had returned by then."""
+    functions = _functions_that_learn(window)
+    for site in window.large_sites(mask, least_share):
+        frame = window.owners.sites.frames[site]
+        place = place_of(frame)
+        rows = np.flatnonzero(left & (window.site == site))
+        if place is None or len(rows) < _FEWEST or (frame.filename, frame.name) in functions:
+            continue
+        names = _handed_out(place)
+        if names:
+            yield _Graph(place, names, rows)
+
+
+def _in_words(match: LoggedGraph) -> str:
+    return " and ".join(f"`{name}`" for name in match.names)
+
+
+def _left_by_backward(window: Window) -> Bools:
+    """What autograd saved outside of modules, there after the backward pass, gone a step later."""
+    lives = window.lives
+    steps, step = np.unique(window.step_of_event[:-1], return_inverse=True)
+    ends = np.full(len(steps), -1, dtype=np.int64)
+    backward = np.flatnonzero(window.phase_of_event == Phase.BACKWARD)
+    np.maximum.at(ends, step[backward], backward)
+    saved = (window.category == Category.ACTIVATION) & (window.module == 0)
+    saved &= (lives.alloc >= 0) & (lives.free < window.events) & (window.made_in >= 0)
+    end = np.full(len(lives), -1, dtype=np.int64)
+    made = lives.alloc >= 0
+    end[made] = ends[step[lives.alloc[made]]]
+    saved &= (lives.alloc < end) & (lives.free > end)
+    saved &= window.freed_in - window.made_in <= SURVIVOR_AGE
+    left: Bools = saved & (window.freed_by != Phase.BACKWARD)
+    return left
+
+
+def _functions_that_learn(window: Window) -> set[tuple[str, str]]:
+    """Functions that run during a backward pass: their variables hold what is theirs."""
+    stacks = np.unique(window.lives.stack[window.phase == Phase.BACKWARD]).tolist()
+    frames = {frame for one in stacks for frame in window.user_frames(window.trace.stack(one))}
+    return {(frame.filename, frame.name) for frame in frames}
+
+
+def _handed_out(place: Place) -> frozenset[str]:
+    """What a function returns that is computed of what a statement binds; not that itself.
+
+    Empty where the statement's own result is handed out, or kept in an object.
+    """
+    targets = bound_names(place.statement)
+    if place.function is None or not all(isinstance(one, ast.Name) for one in targets):
+        return frozenset()
+    own = {one.id for one in targets if isinstance(one, ast.Name)}
+    returned = {
+        name
+        for node in ast.walk(place.function)
+        if isinstance(node, ast.Return) and node.value is not None
+        for name in loaded_names(node.value)
+    }
+    if not own or own & returned:
+        return frozenset()
+    return frozenset(_computed_of(place, own) & returned)
+
+
+def _computed_of(place: Place, names: set[str]) -> set[str]:
+    """The variables that a function computes of some, those themselves among them."""
+    computed = set(names)
+    statements = [node for node in ast.walk(place.scope) if isinstance(node, _SIMPLE)]
+    for node in sorted(statements, key=lambda one: one.lineno):
+        if node.lineno >= place.line and computed & loaded_names(node):
+            computed |= {one.id for one in bound_names(node) if isinstance(one, ast.Name)}
+    return computed
+
+
+def _binding(place: Place, names: frozenset[str]) -> Place | None:
+    """The last statement of a function that binds one of some names."""
+    binding = [
+        node
+        for node in ast.walk(place.scope)
+        if isinstance(node, _SIMPLE)
+        and any(isinstance(one, ast.Name) and one.id in names for one in bound_names(node))
+    ]
+    last = max(binding, key=lambda node: node.lineno, default=None)
+    return place.program.place(last) if last is not None else None
+
+
+def _without_graph(window: Window, rows: Ints, alone: Ints, place: Place) -> Cuts:
+    """What is for the value alone goes as the function returns, the rest with the backward pass."""
+    others = np.setdiff1d(rows, alone)
+    backward = np.flatnonzero(window.phase_of_event == Phase.BACKWARD)
+    steps = window.step_of_event[backward]
+    ends = backward[np.searchsorted(steps, window.made_in[others], side="right") - 1]
+    outside = np.flatnonzero(~_in_function(window, place)[window.trace.events.stack])
+    at = np.searchsorted(outside, window.lives.alloc[alone])
+    returned = np.append(outside, window.events)[np.minimum(at, len(outside))]
+    brief, until = window.ended_at(alone, returned), window.ended_at(others, ends)
+    return Cuts(
+        np.concatenate([brief.rows, until.rows]),
+        np.concatenate([brief.start, until.start]),
+        np.concatenate([brief.end, until.end]),
+    )
+
+
+def _in_function(window: Window, place: Place) -> Bools:
+    """Per stack: whether a function was running."""
+    function, tables = place.function, window.trace.tables
+    assert function is not None
+    inside = {
+        row
+        for row, frame in enumerate(tables.frames)
+        if frame.filename == place.program.filename
+        and frame.name.rpartition(".")[2] == function.name
+    }
+    return np.array([not inside.isdisjoint(stack) for stack in tables.stacks], dtype=bool)
+
+
+RULE = LoggedGraphRule()
