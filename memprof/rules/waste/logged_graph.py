@@ -137,7 +137,7 @@ def _functions_that_learn(window: Window) -> set[tuple[str, str]]:
 
 
 def _handed_out(place: Place) -> frozenset[str]:
-    """What a function returns that is computed of what a statement binds; not that itself.
+    """What a function returns that is computed of what a statement binds, as it is written.
 
     Empty where the statement's own result is handed out, or kept in an object.
     """
@@ -145,15 +145,18 @@ def _handed_out(place: Place) -> frozenset[str]:
     if place.function is None or not all(isinstance(one, ast.Name) for one in targets):
         return frozenset()
     own = {one.id for one in targets if isinstance(one, ast.Name)}
-    returned = {
-        name
-        for node in ast.walk(place.function)
-        if isinstance(node, ast.Return) and node.value is not None
-        for name in loaded_names(node.value)
-    }
-    if not own or own & returned:
+    results = list(_results(place.function))
+    if not own or any(isinstance(one, ast.Name) and one.id in own for one in results):
         return frozenset()
-    return frozenset(_computed_of(place, own) & returned)
+    computed = _computed_of(place, own)
+    return frozenset(ast.unparse(one) for one in results if computed & loaded_names(one))
+
+
+def _results(function: ast.AST) -> Iterator[ast.expr]:
+    """What a function returns, one by one where that is a tuple."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Return) and node.value is not None:
+            yield from node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
 
 
 def _computed_of(place: Place, names: set[str]) -> set[str]:
@@ -166,16 +169,21 @@ def _computed_of(place: Place, names: set[str]) -> set[str]:
     return computed
 
 
-def _binding(place: Place, names: frozenset[str]) -> Place | None:
-    """The last statement of a function that binds one of some names."""
+def _binding(place: Place, results: frozenset[str]) -> Place | None:
+    """The last statement of a function that binds or returns one of some results."""
     binding = [
         node
         for node in ast.walk(place.scope)
         if isinstance(node, _SIMPLE)
-        and any(isinstance(one, ast.Name) and one.id in names for one in bound_names(node))
+        and results & {*map(ast.unparse, bound_names(node)), *_returned(node)}
     ]
-    last = max(binding, key=lambda node: node.lineno, default=None)
+    bound = [node for node in binding if not isinstance(node, ast.Return)] or binding
+    last = max(bound, key=lambda node: node.lineno, default=None)
     return place.program.place(last) if last is not None else None
+
+
+def _returned(node: ast.stmt) -> set[str]:
+    return {ast.unparse(one) for one in _results(node)} if isinstance(node, ast.Return) else set()
 
 
 def _without_graph(window: Window, rows: Ints, alone: Ints, place: Place) -> Cuts:
