@@ -22,7 +22,7 @@ from memprof.rules.rule import Match, WasteRule
 from memprof.rules.same_holder import holder_key
 from memprof.run import DeviceRun, Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.trace import EMPTY, SURVIVOR_AGE, WARM_UP, Frame
+from memprof.trace import EMPTY, SURVIVOR_AGE, WARM_UP, Category, Frame
 from memprof.units import format_bytes
 from memprof.views.examination import DeviceExamination, Examination
 from memprof.views.sites import short_path, sites
@@ -38,6 +38,8 @@ _EXPLAINED = 0.5
 """Of the rise, in bytes or as a rate: from there on the findings are the answer."""
 _LATE = 1.5
 """Times the longest stretch between two rises: after more than that it has come to its end."""
+_MOST_OF_PARAMETER = 3.1
+"""Times a parameter's bytes: its gradient, both states of Adam, and their counter."""
 _INNERMOST = 4
 """Frames of a stack that tell what a library does there."""
 _MUCH = 0.25
@@ -144,6 +146,8 @@ def _of_device(
         return None
     if _made_larger(examination, findings, since) >= _EXPLAINED * total:
         return None
+    if _of_more_trained(examination, since) >= _EXPLAINED * total:
+        return None
     if _is_bounded(run, examination, risen):
         return None
     searched = _last_search(run, device)
@@ -232,6 +236,32 @@ def _accumulated(
         made = _made_by(collected, examination, window) & (window.made_in >= since)
         of_windows.append(window.bytes_of(made & alive))
     return max(of_windows)
+
+
+def _of_more_trained(examination: DeviceExamination, since: int) -> int:
+    """Bytes of gradients and states that parameters got from a step on which had none before.
+
+    A layer that is unfrozen has them from then on. No parameter has more of them than one optimizer
+    keeps: copies of a model, or optimizers that are made anew, are another matter.
+    """
+    window = examination.windows[-1] if examination.windows else None
+    if window is None or not len(window.steps):
+        return 0
+    alive = window.lives.alive_at(window.first_event[int(window.steps[-1])])
+    of_training = np.isin(window.category, (Category.GRADIENT, Category.OPTIMIZER_STATE))
+    number = len(window.owners.module.names)
+
+    def by_module(mask: Bools) -> npt.NDArray[np.int64]:
+        sizes = window.lives.requested[mask]
+        return np.bincount(window.module[mask], weights=sizes, minlength=number).astype(np.int64)
+
+    parameters = by_module(alive & (window.category == Category.PARAMETER))
+    before = by_module(of_training & alive & (window.made_in < since))
+    now = by_module(of_training & alive)
+    is_new = (before == 0) & (parameters > 0) & (now <= _MOST_OF_PARAMETER * parameters)
+    is_new[0] = False  # what belongs to no module
+    rows = of_training & alive & (window.made_in >= since) & is_new[window.module]
+    return window.bytes_of(rows)
 
 
 def _made_larger(

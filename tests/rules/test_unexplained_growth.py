@@ -344,3 +344,41 @@ def test_what_a_library_collects_is_the_same_wherever_it_was_called_from(tmp_pat
     assert unexplained_growth(examine(run), [other_way]) is None
     elsewhere = replace(told, stack=(Frame("joined", "/x/train.py", 2), *by_training), match=None)
     assert unexplained_growth(examine(run), [elsewhere]) is not None
+
+
+def thawing(tmp_path, module_of):
+    """With every second step states of Adam for a module's parameters."""
+    source = tmp_path / "train.py"
+    source.write_text("def fit(optimizer):\n    optimizer.step()\n")
+    trace = TraceBuilder(device="cpu")
+    for number in range(STEPS // 2):
+        trace.label(step=0, module=f"net.{number}")
+        trace.alloc(MIB, f"weight {number}", category=Category.PARAMETER)
+    allocated = []
+    made_at = (Frame("fit", str(source), 2),)
+    for step in range(STEPS):
+        if step % 2:
+            trace.label(step=step, module=module_of(step // 2))
+            for state in ("mean", "square"):
+                name = f"{state} {step}"
+                trace.alloc(MIB, name, stack=made_at, category=Category.OPTIMIZER_STATE)
+        trace.label(step=step)
+        trace.alloc(512, f"t{step}", stack=made_at)
+        trace.free(f"t{step}")
+        allocated.append(MIB * (STEPS // 2 + 2 * ((step + 1) // 2)))
+    numbers = list(range(STEPS))
+    steps = StepColumns(first=numbers, last=numbers, allocated=allocated, window=[0] * STEPS)
+    return load(write_run(tmp_path / "run.json", trace.build(), steps=steps))
+
+
+@pytest.mark.parametrize(
+    ("module_of", "is_told"),
+    [
+        (lambda number: f"net.{number}", False),  # a layer after the other is unfrozen
+        (lambda number: "net.0", True),  # optimizers that are made anew and kept
+    ],
+)
+def test_states_that_each_parameter_gets_once_are_no_growth(module_of, is_told, tmp_path):
+    run = thawing(tmp_path, module_of)
+    told = unexplained_growth(examine(run), ())
+    assert (told is not None) == is_told
