@@ -7,6 +7,7 @@ import runpy
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from memprof.loading import load
 from tests.rules.recorded import findings_of
@@ -163,3 +164,43 @@ def keeping():
 def test_the_line_that_keeps_them_is_told(tmp_path):
     found = findings_of(keeping, tmp_path / "run.json")[0]
     assert found.remedies[0].code == "results.kept.append(out.detach())"
+
+
+def losses_kept(loss_of):
+    def program():
+        net = Net()
+
+        @torch.no_grad()
+        def step(number):
+            evaluation = Evaluation()
+            for batch in range(BATCHES):
+                made, wanted = net(torch.randn(ROWS, 16)), torch.zeros(ROWS, CLASSES)
+                evaluation.add(batch, loss_of(made, wanted).detach())
+            return [result.mean() for result in evaluation.each()]
+
+        return step
+
+    return program
+
+
+def as_number(made, wanted):
+    return F.mse_loss(made, wanted)
+
+
+def of_each_value(made, wanted):
+    return F.mse_loss(made, wanted, reduction="none")
+
+
+def test_a_number_may_have_the_memory_of_all_that_it_is_the_mean_of(tmp_path):
+    found = findings_of(losses_kept(as_number), tmp_path / "run.json")
+    (one,) = [one for one in found if one.rule == "waiting-results"]
+    (first,) = one.remedies
+    assert one.title.endswith(f"{BATCHES} numbers, each with the memory that `mse_loss` took")
+    assert (one.bytes, first.fix) == (BATCHES * NBYTES, "item")
+    assert first.code == "evaluation.add(batch, loss_of(made, wanted).detach())"
+
+
+def test_a_loss_of_each_value_is_reduced_later(tmp_path):
+    found = findings_of(losses_kept(of_each_value), tmp_path / "run.json")
+    (one,) = [one for one in found if one.rule == "waiting-results"]
+    assert one.remedies[0].fix == "reduce_predictions"

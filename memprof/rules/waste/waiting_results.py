@@ -5,17 +5,20 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.results_read import Fate, calling_frame, fates, reads_outside_torch
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.idioms import filling
+from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.idioms import filling, keyword
 from memprof.source_code.program import (
     Place,
     bound_names,
     called_name,
+    calls_in,
     loaded_names,
     place_of,
     with_imported,
@@ -32,6 +35,8 @@ _LEAST_SHARE = 0.1
 """Of the peak."""
 _FEWEST = 4
 """Results at the peak."""
+_WIDE_LOSSES = frozenset(("binary_cross_entropy", "mse_loss", "smooth_l1_loss", "soft_margin_loss"))
+"""Losses whose mean or sum has the storage of all their values."""
 _MOST_ROOM = 0.1
 """Of the results, that may come as one of those before goes while most of them stay."""
 
@@ -43,6 +48,9 @@ class WaitingResults(Match):
     fate: Fate | None = None
     kept_at: Frame | None = None
     """The line that called what made them."""
+    loss: str = ""
+    """The function of torch whose results they are, if these are numbers with the room of all the
+    values that they are the mean of."""
 
 
 class WaitingResultsRule(WasteRule[WaitingResults]):
@@ -50,7 +58,7 @@ class WaitingResultsRule(WasteRule[WaitingResults]):
 
     name = "waiting-results"
     summary = "results wait in memory until they are reduced, or nothing reads them at all"
-    fixes = ("reduce_predictions", "del_ref")
+    fixes = ("reduce_predictions", "del_ref", "item")
     yields_to = ("reduced-later", "unread-entries")
     accumulates = True
 
@@ -79,11 +87,14 @@ class WaitingResultsRule(WasteRule[WaitingResults]):
                 tentative=reads_outside_torch(with_imported(window.programs)),
                 fate=fate,
                 kept_at=_keeping_frame(window, fate.stack) or calling_frame(window, fate.stack),
+                loss=_wide_loss(window, int(there[-1])),
             )
 
     def title(self, match: WaitingResults) -> str:
         """Say how many there are, and what for."""
         assert match.fate is not None
+        if match.loss:
+            return f"are {len(match.rows)} numbers, each with the memory that `{match.loss}` took"
         until = "until they are reduced" if match.fate.readers else "and are never read"
         return f"are {len(match.rows)} results that wait {until}"
 
@@ -94,6 +105,14 @@ class WaitingResultsRule(WasteRule[WaitingResults]):
         place = case.place_at(kept.filename, kept.line) if kept is not None else None
         place = _filling_after(place) or place
         nbytes = format_bytes(match.nbytes)
+        if match.loss:
+            why = (
+                f"`{match.loss}` returns a number in the memory of all the values that it is of, "
+                f"{nbytes} here: keep it as one (`.item()`, which waits for the device, or "
+                "`.detach().clone()`)."
+            )
+            yield Advice("item", why, place or case.site)
+            return
         if not fate.readers:
             why = (
                 f"{nbytes} are kept over several calls of the model, and no operator computed "
@@ -106,6 +125,23 @@ class WaitingResultsRule(WasteRule[WaitingResults]):
             "it comes, and keep the result."
         )
         yield Advice("reduce_predictions", why, place or case.site)
+
+
+def _wide_loss(window: Window, row: int) -> str:
+    """The function of a loss that a lifetime is the mean or sum of, where torch keeps its room.
+
+    Seen with torch 2.13: others return a tensor of their own.
+    """
+    inner = takewhile(lambda one: frame_kind(one.filename) is FrameKind.TORCH, window.stack(row))
+    names = [frame.name.rpartition(".")[2] for frame in inner]
+    loss = next((name for name in names if name in _WIDE_LOSSES), "")
+    place = place_of(window.frame_of(row)) if loss else None
+    if place is None:
+        return ""
+    calls = calls_in(place.statement, loss)
+    given = [one for call in calls if (one := keyword(call, "reduction")) is not None]
+    is_number = all(isinstance(one, ast.Constant) and one.value != "none" for one in given)
+    return loss if calls and is_number else ""
 
 
 def _filling_after(place: Place | None) -> Place | None:
