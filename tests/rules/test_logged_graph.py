@@ -85,8 +85,6 @@ def test_what_is_only_logged_is_to_be_computed_without_a_graph(tmp_path):
     assert first.saves_bytes == pytest.approx(saved, abs=TABLE // 4)
 
 
-@pytest.mark.parametrize(
-    "program", [looks_alike, training(statistics_apart, 0), in_the_loop], ids=str
-)
+@pytest.mark.parametrize("program", [looks_alike, training(statistics_apart, 0), in_the_loop])
 def test_what_a_loss_needs_and_what_has_no_graph_is_left_alone(program, tmp_path):
     assert logged(program, tmp_path / "run.json") == []
