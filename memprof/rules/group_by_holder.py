@@ -22,6 +22,8 @@ _NEARLY_SAME_STEPS = 0.6
 """The same for what one call made: where several threads call it, a step has now one, now two."""
 _OF_MODELS = frozenset({LinkKind.PARAMETER, LinkKind.BUFFER, LinkKind.OPTIMIZER_STATE})
 _OF_OPTIMIZERS = frozenset({LinkKind.OPTIMIZER_STATE})
+_STACKED = "parametrizations"
+"""The name that torch gives to a module's list of them."""
 _ATTRIBUTES = frozenset({LinkKind.ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE})
 
 
@@ -92,10 +94,14 @@ def _without_models_in_use(finding: Finding) -> Finding:
 
 
 def _is_of_model_in_use(holder: Holder) -> bool:
-    """Whether a running function's variable, by attributes alone, has a model or its optimizer."""
+    """Whether a running function's variable, by attributes alone, has a model or its optimizer.
+
+    Of the parametrizations of a weight a model may have any number.
+    """
     first, last = holder.links[0], holder.links[-1]
     between = {link.kind for link in holder.links[1:-1]}
-    return first.kind == LinkKind.LOCAL and last.kind in _OF_MODELS and between <= _ATTRIBUTES
+    is_of_model = first.kind == LinkKind.LOCAL and last.kind in _OF_MODELS
+    return is_of_model and between <= _ATTRIBUTES and _STACKED not in last.name.split(".")
 
 
 def _is_of_passing_call(holder: Holder) -> bool:

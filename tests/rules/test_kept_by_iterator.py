@@ -11,9 +11,9 @@ from tests.rules.recorded import findings_of
 WIDTH = 64
 
 
-def batches(count):
+def batches(count, width=WIDTH):
     for _ in range(count):
-        yield {"x": torch.zeros(WIDTH, WIDTH)}
+        yield {"x": torch.zeros(width, width)}
 
 
 def fires():
@@ -68,3 +68,31 @@ def test_the_branch_that_lags_behind_is_to_be_let_go_of(tmp_path):
     assert (found.rule, first.fix) == ("kept-by-iterator", "del_ref")
     assert first.code == "self.main, self.peek = itertools.tee(batches(100))"
     assert "`del self.peek`" in first.why
+
+
+def full_from_the_second_round(kept):
+    """Ten batches that come again and again; ``kept`` is a list that has them as well, or None."""
+
+    def program():
+        source = batches(10, 512) if kept is None else kept
+        if kept is not None:
+            kept.extend(batches(10, 512))
+        rounds = itertools.cycle(source)
+
+        def step(number):
+            next(rounds)["x"].sum().item()
+
+        return step
+
+    return program
+
+
+def test_once_it_is_full_it_is_waste(tmp_path):
+    found = findings_of(full_from_the_second_round(None), tmp_path / "run.json", steps=60)
+    assert not found[0].minor
+    assert found[0].remedies[0].fix == "reiterate"
+
+
+def test_what_a_list_has_as_well_is_not_kept_by_the_iterator(tmp_path):
+    found = findings_of(full_from_the_second_round([]), tmp_path / "run.json", steps=60)
+    assert all(one.minor or one.rule != "resident" for one in found)

@@ -1,4 +1,4 @@
-"""pending-task: tasks of asyncio that never end keep what their coroutines know."""
+"""pending-task: tasks of asyncio that never end, or timers, keep what they know."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from memprof.source_code.program import Place, calls_in
 
 __all__ = ["RULE"]
 
+_TIMER = "TimerHandle"
+"""The class of a timer in asyncio's event loops."""
+_STARTING = ("call_later", "call_at")
+"""Methods of a loop that begin one."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingTask(Cause):
@@ -22,6 +27,8 @@ class PendingTask(Cause):
     place: Place | None
     name: str
     """Empty where nothing keeps the task."""
+    is_timer: bool = False
+    """They are timers of an event loop, which run a function when they are due."""
 
 
 class PendingTasks(GrowthRule[PendingTask]):
@@ -37,7 +44,7 @@ class PendingTasks(GrowthRule[PendingTask]):
     )
 
     def match(self, case: Case) -> PendingTask | None:
-        """A task in a chain of references, and the call of its coroutine's function."""
+        """A task or timer in a chain of references, and the call that begins it."""
         for holder in case.finding.holders:
             for link in holder.links:
                 if link.kind == LinkKind.TASK and link.name:
@@ -45,10 +52,21 @@ class PendingTasks(GrowthRule[PendingTask]):
                     if start is not None:
                         return PendingTask(link.name, *start)
                     return PendingTask(link.name, case.place_of(holder), "")
+            if any(link.type_name == _TIMER for link in holder.links):
+                return PendingTask(_TIMER, *_timer_start(case), is_timer=True)
         return None
 
     def advice(self, cause: PendingTask, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the task says all
         """End it with what it is for."""
+        if cause.is_timer:
+            how = f"`{cause.name}.cancel()`" if cause.name else "keep the handle and cancel it"
+            yield Advice(
+                "release",
+                "Ever more timers wait until they are due, and each keeps what its function knows: "
+                f"{how} when what it is for is done with.",
+                cause.place,
+            )
+            return
         how = (
             f"`{cause.name}.cancel()` when what it is for is done with"
             if cause.name
@@ -60,6 +78,16 @@ class PendingTasks(GrowthRule[PendingTask]):
             f"what its coroutine knows: {how}, or have the coroutine end by itself.",
             cause.place,
         )
+
+
+def _timer_start(case: Case) -> tuple[Place | None, str]:
+    """The statement that begins a timer, and by which name its handle is known there."""
+    for method in _STARTING:
+        for _, place in case.calls(method):
+            statement = place.statement
+            targets = statement.targets if isinstance(statement, ast.Assign) else []
+            return place, ast.unparse(targets[0]) if len(targets) == 1 else ""
+    return None, ""
 
 
 def _task_starts(case: Case, coroutine: str) -> Iterator[tuple[Place, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,8 +12,9 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idle_attributes import read_no_more
+from memprof.source_code.kept_objects import kept_object
 from memprof.source_code.last_reads import last_read_before, reads_again
-from memprof.source_code.program import Place, own_calls, place_of
+from memprof.source_code.program import Place, bound_names, own_calls, place_of
 from memprof.source_code.values import values_of
 from memprof.trace import Category, Frame
 from memprof.units import format_bytes
@@ -22,6 +24,8 @@ __all__ = ["RULE"]
 
 _LEAST_STEPS = 8
 """In which it does not step: others may take turns with it."""
+_FEWEST_SEEN = 4
+"""Steps in which an optimizer makes something: then the last of them is its last step."""
 _LEAST_SHARE = 0.05
 """Of the peak, in states and gradients."""
 
@@ -36,6 +40,8 @@ class IdleOptimizerState(Match):
     last_line: int = 0
     gradients: int = 0
     """Bytes of gradients among them."""
+    is_kept: bool = False
+    """The name is where the program keeps the object that trained, when that is over."""
 
 
 class IdleOptimizer(WasteRule[IdleOptimizerState]):
@@ -49,9 +55,12 @@ class IdleOptimizer(WasteRule[IdleOptimizerState]):
         """States at the peak, by the line that stepped, whose optimizer nothing reads any more."""
         states = window.at_peak & (window.category == Category.OPTIMIZER_STATE)
         states &= window.module > 0
-        for site in np.unique(window.site[states]).tolist():
-            rows = np.flatnonzero(states & (window.site == site))
-            match = _match(window, window.owners.sites.frames[site], rows)
+        by_way: dict[tuple[Frame, ...], list[int]] = defaultdict(list)
+        for stack in np.unique(window.lives.stack[states]).tolist():
+            by_way[tuple(window.user_frames(window.trace.stack(stack)))].append(stack)
+        for way, stacks in by_way.items():
+            rows = np.flatnonzero(states & np.isin(window.lives.stack, stacks))
+            match = _match(window, way, rows) if way else None
             if match is not None:
                 yield match
 
@@ -62,6 +71,16 @@ class IdleOptimizer(WasteRule[IdleOptimizerState]):
 
     def advice(self, match: IdleOptimizerState, case: Case) -> Iterator[Advice]:
         """Let go of the optimizer after its last step, and of what gradients are left."""
+        assert match.place is not None
+        place = case.place_at(match.place.program.filename, match.last_line)
+        if match.is_kept:
+            why = (
+                f"`{match.place.code.strip()}` keeps what trained, and with it "
+                f"{format_bytes(match.nbytes)} of states and gradients, though that training is "
+                "over: keep of it what is read later, and not the object."
+            )
+            yield Advice("del_ref", why, place or case.site, typed="")
+            return
         why = (
             f"`{match.name}` steps no more after line {match.last_line}, and keeps "
             f"{format_bytes(match.nbytes - match.gradients)} of states: let go of it, and of "
@@ -72,19 +91,22 @@ class IdleOptimizer(WasteRule[IdleOptimizerState]):
                 f" The last gradients are there too ({format_bytes(match.gradients)}): call its "
                 "`zero_grad()` before."
             )
-        assert match.place is not None
-        place = case.place_at(match.place.program.filename, match.last_line)
         yield Advice("del_ref", why, place or case.site, typed=f"del {match.name}")
 
 
-def _match(window: Window, stepped_at: Frame, rows: Ints) -> IdleOptimizerState | None:
+def _match(window: Window, way: Sequence[Frame], rows: Ints) -> IdleOptimizerState | None:
+    """The same of the states that the program's own frames led to, innermost first."""
     modules = np.unique(window.module[rows])
     gradient = (window.category == Category.GRADIENT) & (window.lives.alloc >= 0)
     is_own = np.isin(window.module, modules)
     own, others = np.flatnonzero(gradient & is_own), np.flatnonzero(gradient & ~is_own)
+    stepped = _last_step_by(window, way)
+    if stepped >= 0:  # layers may be part of another model by then
+        made = window.lives.alloc
+        own, others = own[made[own] <= stepped], np.flatnonzero(gradient & (made > stepped))
     if not len(own) or not len(others):
         return None
-    last = int(window.lives.alloc[own].max())
+    last = max(stepped, int(window.lives.alloc[own].max()))
     later = window.steps[window.steps > window.step_of_event[last]]
     if last >= window.peak.event or len(later) < _LEAST_STEPS or 2 * len(later) < len(window.steps):
         return None
@@ -94,7 +116,12 @@ def _match(window: Window, stepped_at: Frame, rows: Ints) -> IdleOptimizerState 
     every = np.concatenate([rows, left])
     nbytes = int(window.lives.size[every].sum())
     now = window.trace.stack(int(window.trace.events.stack[window.peak.event]))
-    read = _last_read(window, stepped_at, now) if window.share(nbytes) >= _LEAST_SHARE else None
+    if window.share(nbytes) < _LEAST_SHARE:
+        return None
+    read = _last_read(window, way[0], now)
+    keeping = kept_object(way, window.user_frames(now)) if read is None else None
+    if keeping is not None:
+        read = ast.unparse(bound_names(keeping.statement)[0]), keeping, keeping.line
     if read is None:
         return None
     name, place, line = read
@@ -109,7 +136,24 @@ def _match(window: Window, stepped_at: Frame, rows: Ints) -> IdleOptimizerState 
         place=place,
         last_line=line,
         gradients=int(window.lives.size[left].sum()),
+        is_kept=keeping is not None,
     )
+
+
+def _last_step_by(window: Window, way: Sequence[Frame]) -> int:
+    """The last event of an optimizer that was led to by so many frames; -1 where it tells nothing.
+
+    Some optimizers make their states, and nothing in later steps.
+    """
+    stacks = [tuple(window.user_frames(one)) for one in map(window.trace.stack, _numbers(window))]
+    own = np.array([frames == tuple(way) for frames in stacks], dtype=bool)
+    events = np.flatnonzero(own[window.trace.events.stack])
+    steps = np.unique(window.step_of_event[events])
+    return int(events[-1]) if len(steps) >= _FEWEST_SEEN else -1
+
+
+def _numbers(window: Window) -> range:
+    return range(len(window.trace.tables.stacks))
 
 
 def _last_read(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from memprof.records import Holder
 from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case
 from memprof.rules.graph_lines import OF_ERRORS
+from memprof.rules.keeping_iterators import advice_on_iterator, keeping_iterator
 from memprof.rules.lifespan import outlive_steps
 from memprof.rules.long_lived_tensors import advice_on_long_lived
 from memprof.rules.notebooks import advice_on_outputs
@@ -32,11 +34,11 @@ class Resident(WasteRule[Match]):
     summary = "much that is no part of a model stays over the steps"
     fixes = (
         *("narrow_before_cast", "cpu_offload", "del_ref", "clear_traceback", "clone_view"),
-        "clear_container",
+        *("clear_container", "reiterate"),
     )
     yields_to = ("bytes-as-floats", "copied-windows", "kept-one-hot", "stored-twice")
     names_holders = True
-    proven_by = frozenset({*OF_ERRORS, LinkKind.NOTEBOOK})
+    proven_by = frozenset({*OF_ERRORS, LinkKind.NOTEBOOK, LinkKind.ITERATOR})
 
     def matches(self, window: Window) -> Iterator[Match]:
         """All at the peak that stays to the end, but models, optimizers and activations."""
@@ -54,6 +56,13 @@ class Resident(WasteRule[Match]):
             rises=_rises(window, mask),
         )
 
+    def is_meant(self, holders: Sequence[Holder], window: Window) -> bool:  # noqa: ARG002
+        """What a list of the program's own has as well, an iterator does not keep."""
+        by_iterator = [
+            any(link.kind == LinkKind.ITERATOR for link in holder.links) for holder in holders
+        ]
+        return any(by_iterator) and not all(by_iterator)
+
     def title(self, match: Match) -> str:
         """Say what they are not."""
         more = ", more and more of them," if match.rises else ""
@@ -69,6 +78,9 @@ class Resident(WasteRule[Match]):
         results = case.holder(LinkKind.NOTEBOOK)
         if results is not None:
             yield advice_on_outputs(results, case)
+        iterator = keeping_iterator(case)
+        if iterator is not None:  # it is full from the second round on, and grows no more
+            yield from advice_on_iterator(iterator)
         yield from advice_on_long_lived(case)
 
 
