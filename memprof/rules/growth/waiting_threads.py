@@ -1,0 +1,74 @@
+"""waiting-threads: ever more threads wait for more to do, and keep their variables."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memprof.reference_chain import LinkKind
+from memprof.rules.case import Case
+from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.source_code.idioms import keyword
+from memprof.source_code.program import Place
+
+__all__ = ["RULE"]
+
+_FEWEST = 2
+"""Threads that each hold what one line made: one thread holds what it works with."""
+_STARTING = ("Thread", "submit", "start_new_thread")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WaitingThread(Cause):
+    """What the threads run, and the statement that makes one."""
+
+    function: str
+    place: Place | None
+
+
+class WaitingThreads(GrowthRule[WaitingThread]):
+    """`threading.Thread(target=self._loop)` for each shard, and nothing that ends its loop."""
+
+    name = "waiting-threads"
+    summary = "ever more threads that are never done keep what their functions know"
+    fixes = ("release",)
+    precedes = ("kept-attribute", "kept-graph", "small-view", "growing-container")
+
+    def match(self, case: Case) -> WaitingThread | None:
+        """Several threads, by the same variable of the same function."""
+        ways: dict[tuple[str, str], set[str]] = {}
+        for holder in case.finding.holders:
+            links = holder.links
+            at = next((at for at, link in enumerate(links) if link.kind == LinkKind.THREAD), -1)
+            variable = links[at + 1] if 0 <= at < len(links) - 1 else None
+            if variable is not None and variable.kind == LinkKind.LOCAL:
+                way = variable.name, variable.type_name
+                ways.setdefault(way, set()).add(links[at].name)
+        for (_, function), threads in ways.items():
+            if len(threads) >= _FEWEST:
+                name = function.rpartition(".")[2]
+                return WaitingThread(name, next(_starts(case, name), None))
+        return None
+
+    def advice(self, cause: WaitingThread, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the threads say all
+        """End each, or have one for all."""
+        yield Advice(
+            "release",
+            f"Ever more threads run `{cause.function}` and are never done, and each keeps its "
+            "variables: tell each to end when its work is done (a last item that it stops at, "
+            "then `join()`), or have one thread for all.",
+            cause.place,
+        )
+
+
+def _starts(case: Case, function: str) -> Iterator[Place]:
+    """Statements that have a thread run the function."""
+    for call, place in case.calls(*_STARTING):
+        target = keyword(call, "target") or next(iter(call.args), None)
+        last = target.attr if isinstance(target, ast.Attribute) else ""
+        if function in (last, target.id if isinstance(target, ast.Name) else ""):
+            yield place
+
+
+RULE = WaitingThreads()

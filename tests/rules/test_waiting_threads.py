@@ -1,0 +1,63 @@
+"""waiting-threads: ever more threads wait for more to do, and keep their variables."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import torch
+
+from tests.rules.recorded import findings_of
+
+WIDTH = 64
+
+
+class Writer:
+    def __init__(self):
+        self.inbox, self.outbox = queue.Queue(), queue.Queue()
+        self.thread = threading.Thread(target=self.work, daemon=True)
+        self.thread.start()
+
+    def work(self):
+        staging = torch.zeros(WIDTH, WIDTH)
+        while True:
+            item = self.inbox.get()
+            if item is None:
+                return
+            staging.fill_(item)
+            self.outbox.put(staging.sum().item())
+
+
+def writing(*, ends):
+    def program():
+        kept = []
+
+        def step(number):
+            writer = Writer()
+            writer.inbox.put(number)
+            kept.append(torch.full((WIDTH, WIDTH), writer.outbox.get()) if ends else number)
+            if ends:
+                writer.inbox.put(None)
+                writer.thread.join()
+
+        return step
+
+    return program
+
+
+fires = writing(ends=False)
+looks_alike = writing(ends=True)
+"""What grows is a list."""
+
+
+def test_each_thread_is_to_be_told_to_end(tmp_path):
+    found = findings_of(fires, tmp_path / "run.json")[0]
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("waiting-threads", "release")
+    assert first.code == "self.thread = threading.Thread(target=self.work, daemon=True)"
+    assert "threads run `work`" in first.why
+
+
+def test_what_a_list_keeps_is_no_thread_s(tmp_path):
+    found = findings_of(looks_alike, tmp_path / "run.json")[0]
+    assert found.rule != "waiting-threads"
