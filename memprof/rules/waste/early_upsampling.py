@@ -1,0 +1,173 @@
+"""early-upsampling: features are made larger before the layer that makes them narrow."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.rules.case import Case
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.idioms import keyword
+from memprof.source_code.program import (
+    Place,
+    Program,
+    arguments,
+    assigned,
+    bound_names,
+    called_name,
+    place_of,
+)
+from memprof.source_code.scopes import reads_of
+from memprof.trace import Frame, Phase
+from memprof.units import format_percent
+from memprof.views.stacks import made_through
+from memprof.views.window import Ints, Window
+
+__all__ = ["RULE"]
+
+_LEAST_SHARE = 0.1
+"""Of the peak."""
+_MOST_LEFT = 0.5
+"""Of the features, that the layer returns."""
+_ENLARGING = frozenset(("interpolate", "upsample"))
+_CONVOLUTION = "_conv_forward"
+_CONVOLUTIONS = ("Conv1d", "Conv2d", "Conv3d")
+_KERNEL = 2
+"""The place of its size among the arguments of such a layer."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EnlargedFirst(Match):
+    """The layer's path, and the share of the features that it returns."""
+
+    layer: str = ""
+    share: float = 1.0
+
+
+class EarlyUpsampling(WasteRule[EnlargedFirst]):
+    """`self.classifier(F.interpolate(features, size))`, with a layer of one place each."""
+
+    name = "early-upsampling"
+    summary = "features are made larger before the layer that makes them narrow"
+    fixes = ("upsample_last",)
+    other_operators = True
+
+    def matches(self, window: Window) -> Iterator[EnlargedFirst]:
+        """What is enlarged and then given to a convolution that looks at one place at a time."""
+        if window.peak.event < 0:
+            return
+        lives = window.lives
+        forward = (window.phase != Phase.BACKWARD) & ~window.has_owner & (lives.alloc >= 0)
+        enlarged = forward & made_through(window, lambda frame: _name_of(frame) in _ENLARGING)
+        convolved = forward & made_through(window, lambda frame: _name_of(frame) == _CONVOLUTION)
+        for site in np.unique(window.site[enlarged]).tolist():
+            rows = np.flatnonzero(enlarged & (window.site == site))
+            rows = rows[lives.requested[rows] * 2 >= lives.requested[rows].max()]
+            place = place_of(window.owners.sites.frames[site])
+            following = _next_made(window, rows[-1:])
+            if place is None or not len(following) or not convolved[following[0]]:
+                continue
+            layer = window.module_name(int(following[0]))
+            share = float(lives.requested[following[0]] / lives.requested[rows[-1]])
+            if share > _MOST_LEFT or not _is_pointwise(window.programs, layer):
+                continue
+            if not _goes_there_alone(place):
+                continue
+            gradients = (window.phase == Phase.BACKWARD) & ~window.has_owner
+            gradients &= np.isin(lives.requested, np.unique(lives.requested[rows]))
+            every = np.union1d(rows, np.flatnonzero(gradients))
+            there = every[window.at_peak[every]]
+            nbytes = int(lives.size[there].sum())
+            if window.share(nbytes) >= _LEAST_SHARE:
+                yield EnlargedFirst(
+                    row=int(rows[-1]),
+                    rows=there,
+                    nbytes=nbytes,
+                    saving=window.replayed(window.whole(every)),
+                    layer=layer,
+                    share=share,
+                )
+                return
+
+    def title(self, match: EnlargedFirst) -> str:
+        """Say what comes after."""
+        return f"are features that are enlarged before `{match.layer}` makes them narrow"
+
+    def advice(self, match: EnlargedFirst, case: Case) -> Iterator[Advice]:
+        """Enlarge what the layer returns."""
+        name = match.layer.rpartition(".")[2]
+        why = (
+            f"`{name}` computes each place by itself, and enlarging computes each channel by "
+            f"itself: call `{name}` first, and enlarge what it returns, "
+            f"{format_percent(match.share, 1.0)} of the channels. That computes the same."
+        )
+        yield Advice("upsample_last", why, case.site)
+
+
+def _name_of(frame: Frame) -> str:
+    is_torch = frame_kind(frame.filename) is FrameKind.TORCH
+    return frame.name.rpartition(".")[2] if is_torch else ""
+
+
+def _next_made(window: Window, rows: Ints) -> Ints:
+    """What is made after each of some rows."""
+    alloc = window.lives.alloc
+    order = np.argsort(alloc, kind="stable")
+    at = np.searchsorted(alloc[order], alloc[rows], side="right")
+    return order[at[at < len(order)]]
+
+
+def _is_pointwise(programs: Sequence[Program], path: str) -> bool:
+    """Whether the layer of a path is made with a kernel of one place, in the source."""
+    *_, parent, name = ["", "", *path.split(".")]
+    made: list[ast.expr] = []
+    for program in programs:
+        for node in program.nodes:
+            for target, value in assigned(node) if isinstance(node, ast.Assign) else ():
+                last = target.attr if isinstance(target, ast.Attribute) else ""
+                if last == name and value is not None:
+                    made.append(value)
+                elif last == parent and name.isdigit() and isinstance(value, ast.Call):
+                    made += list(value.args)[int(name) : int(name) + 1]
+    return bool(made) and all(_has_one_place(value) for value in made)
+
+
+def _has_one_place(value: ast.expr) -> bool:
+    if not isinstance(value, ast.Call) or called_name(value) not in _CONVOLUTIONS:
+        return False
+    size = keyword(value, "kernel_size") or next(iter(value.args[_KERNEL : _KERNEL + 1]), None)
+    groups = keyword(value, "groups")
+    stride = keyword(value, "stride")
+    return all(
+        isinstance(one, ast.Constant) and one.value == 1
+        for one in (size, *(other for other in (groups, stride) if other is not None))
+    )
+
+
+def _goes_there_alone(place: Place) -> bool:
+    """Whether what a statement enlarges is handed to one call and read nowhere else."""
+    statement = place.statement
+    targets = bound_names(statement) if isinstance(statement, ast.Assign) else []
+    names = [one.id for one in targets if isinstance(one, ast.Name)]
+    enlarging = [
+        node
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Call) and called_name(node) in _ENLARGING
+    ]
+    if not names or not enlarging or statement.value is not enlarging[0]:  # type: ignore[attr-defined]
+        return True  # within one expression, or a layer's own forward
+    reads = [around for load, around in reads_of(place.scope, names[0]) if load.lineno > place.line]
+    calls = [
+        around[-1]
+        for around in reads
+        if isinstance(around[-1], ast.Call)
+        and any(isinstance(one, ast.Name) and one.id == names[0] for one in arguments(around[-1]))
+    ]
+    return len(reads) == 1 == len(calls)
+
+
+RULE = EarlyUpsampling()
