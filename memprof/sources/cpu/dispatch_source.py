@@ -507,7 +507,7 @@ class CpuSource(Listener):
                 if self._at_loss and own:
                     over = self._mark_inputs(args)
             except guarded_errors() as error:  # the job goes on whatever happens here
-                self._not_seen(func, error)
+                self._without_storage(error, out, frame_here(0).f_back, func, args, own)
             if timed:
                 operators.end(timed)
                 try:
@@ -559,6 +559,18 @@ class CpuSource(Listener):
         """
         if not isinstance(error, RecursionError) and is_of_signal(error):
             raise error
+        self._not_seen(func, error)
+
+    def _without_storage(
+        self, error: Exception, out: Any, frame: Any, func: Any, args: Any, own: bool
+    ) -> None:
+        """Note the parts of a sparse result; say of another once that it could not be looked at."""
+        try:
+            if isinstance(error, NotImplementedError) and out.is_sparse and out.is_cpu:
+                self._note_results(out, frame, func, args, own)
+                return
+        except guarded_errors() as inner:  # as above
+            error = inner
         self._not_seen(func, error)
 
     def _note_results(self, out: Any, frame: Any, func: Any, args: Any, own: bool) -> None:

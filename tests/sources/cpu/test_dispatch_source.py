@@ -234,6 +234,21 @@ def test_a_subclass_and_fake_tensors_go_their_own_way(recorder):
     assert fake.shape == (1000,)
 
 
+def test_the_parts_of_a_sparse_result_have_its_line(recorder):
+    one = torch.eye(300).to_sparse()
+    recorder.begin()
+    total = one + one
+    made = recorder.drain().events
+    size = total._values().untyped_storage().nbytes()
+    tables = recorder.interner.tables()
+    names = {
+        tables.stack(int(made.stack[row]))[0].name
+        for row in range(len(made))
+        if made.action[row] == Action.ALLOC and made.size[row] == size
+    }
+    assert names == {"test_the_parts_of_a_sparse_result_have_its_line"}
+
+
 def test_a_mode_of_the_program_keeps_its_place(recorder):
     from torch.utils._python_dispatch import TorchDispatchMode
 
