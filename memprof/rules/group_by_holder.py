@@ -57,8 +57,10 @@ class Cluster:
             self.unowned.append(group)
         if any(one.is_named and not one.through_graph for one in holders[:1]):
             with_name = [one for one in holders if one.is_named]
-            direct = sum(not one.through_graph for one in with_name)
-            self._itself += group.per_step * direct / len(with_name)  # several tensors of one line
+            direct = sum(not one.through_graph for one in with_name) / len(with_name)
+            if direct < 1 and group.last_share < 1:  # of several of one line the result is kept
+                direct = group.last_share
+            self._itself += group.per_step * direct
 
 
 def held_by(findings: Iterable[Finding], device: str) -> dict[int, tuple[Holder, ...]]:

@@ -91,6 +91,8 @@ class GrowingGroup:
     """One tensor, or a collection that is copied, is made anew and larger again and again."""
     collected: bool = False
     """The garbage collector was seen to free such tensors."""
+    last_share: float = 1.0
+    """Share of the bytes that what was made last in each step has: the result of a line, say."""
 
 
 _Judge: TypeAlias = Callable[[Survival, Ints, Bools], "GrowingGroup | None"]
@@ -564,7 +566,18 @@ def _group(
         every=growth.every,
         replaced=replaces,
         collected=bool((freed & (survival.lives.stack == stack)).any()),
+        last_share=_last_share(survival, survivors),
     )
+
+
+def _last_share(survival: Survival, rows: Ints) -> float:
+    """The share of the bytes of the last that was made of some rows in each step."""
+    lives = survival.lives
+    rows = rows[np.argsort(lives.alloc[rows], kind="stable")]
+    steps = lives.allocated_in[rows]
+    is_last = np.append(steps[1:] != steps[:-1], [True])[: len(rows)]
+    total = int(lives.size[rows].sum())
+    return float(lives.size[rows[is_last]].sum() / total) if total else 1.0
 
 
 def _survivors_of(survival: Survival, rows: Ints, growth: Rise) -> Ints:

@@ -11,6 +11,8 @@ from memprof.trace import Frame
 
 __all__ = ["kept_object"]
 
+_OUTERMOST = "<module>"
+
 
 def kept_object(way: Sequence[Frame], now: Sequence[Frame]) -> Place | None:
     """The statement that keeps the object by which something was done, in a call that is over.
@@ -61,6 +63,8 @@ def _is_over(way: Sequence[Frame], now: Sequence[Frame]) -> bool:
     """
     for frame, running in zip(reversed(way), reversed(now), strict=False):
         place = place_of(frame)
+        if place is None and frame.name == running.name == _OUTERMOST:
+            continue  # what runs the program, from a text that is not here
         if place is None or place.loop is not None:
             return False
         if frame != running:
