@@ -91,7 +91,16 @@ def test_an_optimizer_that_needs_it_is_a_reason_and_its_history_is_no_second_sta
     assert not rules & {"double-precision", "second-states"}
 
 
-@pytest.mark.parametrize(("line", "told"), [("Net().double()", True), ("Net()", False)])
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("Net().double()", True),
+        ("Net().to(torch.float64)", True),
+        ("Net().to(batch.dtype)", True),
+        ("Net().to(device)", False),
+        ("Net()", False),
+    ],
+)
 def test_a_model_that_was_converted_between_windows_is_told_by_what_it_computes(
     line, told, tmp_path
 ):

@@ -9,7 +9,7 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import EVERY_OTHER, Advice, Match, WasteRule
-from memprof.source_code.program import Program, calls_in
+from memprof.source_code.program import Program, arguments, called_name, calls_in
 from memprof.trace import Category, Frame
 from memprof.units import format_bytes
 from memprof.views.peak_without import Saving
@@ -22,6 +22,7 @@ _LEAST_SHARE = 0.9
 """Of the parameters' bytes that the conversion made: a model with one layer in double precision,
 for a sum that needs it, is meant so."""
 _LBFGS_FILE = "/torch/optim/lbfgs.py"
+_DOUBLE = frozenset(("double", "float64"))
 _MODULE_FILE = "/torch/nn/modules/module.py"
 
 
@@ -85,18 +86,27 @@ def _computed_in_double(window: Window) -> Bools:
 
 
 def _conversion_in(programs: Sequence[Program]) -> Frame | None:
-    """The program's one call of ``double()``: the model was converted between windows."""
+    """The program's one statement that asks for double precision, or for the type of its data."""
     calls = [
         (program, call)
         for program in programs
-        for call in calls_in(program.tree, "double")
-        if isinstance(call.func, ast.Attribute) and not call.args and not call.keywords
+        for call in calls_in(program.tree, "double", "to", "set_default_dtype")
+        if _asks_for_double(call)
     ]
     place = calls[0][0].place(calls[0][1]) if len(calls) == 1 else None
     if place is None:
         return None
     name = place.function.name if place.function is not None else "<module>"
     return Frame(name, place.program.filename, place.line)
+
+
+def _asks_for_double(call: ast.Call) -> bool:
+    """``model.double()``, ``model.to(torch.float64)``, and ``model.to(x.dtype)``."""
+    given = list(arguments(call))
+    if called_name(call) == "double":
+        return isinstance(call.func, ast.Attribute) and not given
+    names = {one.attr for one in given if isinstance(one, ast.Attribute)}
+    return bool(names & _DOUBLE) or (called_name(call) == "to" and "dtype" in names)
 
 
 def _is_conversion(frame: Frame) -> bool:

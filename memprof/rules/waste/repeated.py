@@ -13,10 +13,13 @@ from memprof.rules.rule import EVERY_OTHER, Advice, Match, WasteRule
 from memprof.source_code.program import Place, called_name, calls_in, own_calls, place_of
 from memprof.source_code.values import values_of
 from memprof.source_code.verbs import JOINING, REPEATING
+from memprof.trace import Category
 from memprof.views.window import Bools, Window
 
 __all__ = ["RULE"]
 
+_LEAST_SHARE = 0.2
+"""Of the peak, in what a model is given."""
 _SHOWING = frozenset(("expand", "expand_as", "broadcast_to"))
 """Methods whose result shows the same values several times."""
 
@@ -35,9 +38,18 @@ class Repeated(WasteRule[Match]):
     def matches(self, window: Window) -> Iterator[Match]:
         """The large tensor of the peak, made by a statement that repeats a tensor."""
         large = large_tensor(window)
-        if large is None or not _repeats(large.place):
+        if large is not None and _repeats(large.place):
+            yield match_of(window, large, large.in_every_step & _made_by_repeating(window))
             return
-        yield match_of(window, large, large.in_every_step & _made_by_repeating(window))
+        given = _given_to_model(window)
+        there = np.flatnonzero(given & window.at_peak)
+        if len(there) and window.share(window.bytes_of(given & window.at_peak)) >= _LEAST_SHARE:
+            yield Match(
+                row=int(there[window.lives.size[there].argmax()]),
+                rows=there,
+                nbytes=int(window.lives.size[there].sum()),
+                saving=window.replayed(window.whole(np.flatnonzero(given))),
+            )
 
     def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same
         """Say of what they come."""
@@ -97,6 +109,13 @@ def _copies_expanded(place: Place) -> bool:
         isinstance(call.func, ast.Attribute) and called_name(call.func.value) in _SHOWING
         for call in own_calls(place.statement, "contiguous", "clone")
     )
+
+
+def _given_to_model(window: Window) -> Bools:
+    """What a step makes by repeating, and hands to a model: a mask for each head, say."""
+    given = (window.category == Category.INPUT) & (window.made_in >= 0)
+    repeated: Bools = given & _made_by_repeating(window)
+    return repeated
 
 
 def _made_by_repeating(window: Window) -> Bools:
