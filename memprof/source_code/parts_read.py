@@ -219,6 +219,9 @@ def computed_part(place: Place) -> ComputedPart | None:
             assert isinstance(node, ast.expr)
             parts = _parts_of(place, node, instead)
             texts = {ast.unparse(part) for part in parts if part is not None}
+            if instead is Instead.FIRST:  # of values and of their places the same few
+                slices = {ast.unparse(one.slice) for one in parts if isinstance(one, ast.Subscript)}
+                texts = set(sorted(texts)[: len(slices)])
             if None not in parts and len(texts) == 1:
                 return ComputedPart(texts.pop(), instead)
     return None

@@ -531,6 +531,24 @@ def by_a_mask():
     return step
 
 
+def the_best_and_their_places():
+    def step(number):
+        scores = torch.rand(64, 4096)
+        values, order = scores.sort(dim=1, descending=True)
+        return values[:, :8].sum().item() + order[:, :8].sum().item()
+
+    return step
+
+
+def of_values_fewer_than_of_places():
+    def step(number):
+        scores = torch.rand(64, 4096)
+        values, order = scores.sort(dim=1, descending=True)
+        return values[:, :4].sum().item() + order[:, :8].sum().item()
+
+    return step
+
+
 def the_chosen_words():
     """A reward model's scores of one word each, out of the whole vocabulary."""
 
@@ -621,6 +639,7 @@ def all_ranks():
     [
         (a_diagonal, "scores.diagonal()", 512 * 512 * 4, "narrow_first"),
         (the_best, "order[:, :8]", 64 * 4096 * 8, "topk"),
+        (the_best_and_their_places, "order[:, :8]", 64 * 4096 * 8, "topk"),
         (some_frames, "clip[::8]", 2 * 64 * 3 * 32 * 32 * 4, "narrow_first"),
         (the_chosen_words, "logprobs.gather(-1, words)", 64 * 4096 * 4, "narrow_first"),
         (the_most_probable, "probabilities.argmax(dim=1)", 64 * 4096 * 4, "narrow_first"),
@@ -651,7 +670,7 @@ def test_of_a_covariance_matrix_the_variance_is_enough(program, tmp_path):
     "program",
     [
         *(all_pairs, all_ranks, frame_by_frame, by_a_mask, with_their_entropy),
-        *(the_most_probable_row, with_its_probability),
+        *(the_most_probable_row, with_its_probability, of_values_fewer_than_of_places),
     ],
 )
 def test_nothing_is_said_of_products_and_orders_that_are_read_whole(program, tmp_path):
