@@ -108,6 +108,19 @@ def fires_on_a_data_set():
     return Normalized().step
 
 
+class NormalizedInPlace:
+    def __init__(self):
+        images = torch.full((FRAMES, 3, SIDE, SIDE), 7, dtype=torch.uint8)
+        self.frames = images.float().div_(255).sub_(0.5).div_(0.25)
+
+    def step(self, number):
+        return self.frames[number % FRAMES].mean().item()
+
+
+def fires_on_a_chain():
+    return NormalizedInPlace().step
+
+
 def fires_where_parts_are_read():
     return DividedWhenRead().step
 
@@ -156,6 +169,7 @@ def kept_bytes(program, path):
             fires_on_a_list,
             "self.frames = [torch.from_numpy(taken()).float() / 255 for _ in range(FRAMES)]",
         ),
+        (fires_on_a_chain, "self.frames = images.float().div_(255).sub_(0.5).div_(0.25)"),
         (fires_where_parts_are_read, "self.frames = torch.zeros(FRAMES, 3, SIDE, SIDE)"),
     ],
 )

@@ -279,8 +279,8 @@ def _divided(place: Place, value: ast.expr | None, names: frozenset[str] = froze
     name = called_name(value)
     if name in _ADDS:
         return any(_divided(place, argument, names) for argument in value.args)
-    if name in _DIVIDES:
-        return any(map(_is_highest, value.args))
+    if name in _DIVIDES and any(map(_is_highest, value.args)):
+        return True
     if name in JOINING:
         parts = (node for argument in value.args for node in ast.walk(argument))
         return any(
