@@ -76,6 +76,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "embedding_bag": "Let `nn.EmbeddingBag` add up rows as it looks them up.",
         "apply_factors": "Give the input to both factors, one after the other: `(x @ a.T) @ b.T`.",
         "upsample_last": "Enlarge features after the layer that makes them narrow.",
+        "index_batches": "Take each batch by its part of the order: `x[perm[i : i + batch]]`.",
         "one_function": "Call the function of torch that computes it in one go.",
         "fused_loss": "Let the loss take the logits: `F.cross_entropy`, `F.log_softmax`.",
         "fused_attention": "Let `F.scaled_dot_product_attention` do it, which keeps no scores.",

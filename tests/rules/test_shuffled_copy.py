@@ -1,0 +1,72 @@
+"""shuffled-copy: a data set is copied in another order, to be gone through in batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.rules.recorded import findings_of
+
+ROWS, FEATURES, BATCH = 1024, 256, 64
+NBYTES = ROWS * FEATURES * 4
+
+
+def copied(x):
+    perm = torch.randperm(len(x))
+    shuffled = x[perm]
+    for at in range(0, len(shuffled), BATCH):
+        yield shuffled[at : at + BATCH]
+
+
+def by_batches(x):
+    for rows in torch.randperm(len(x)).split(BATCH):
+        yield x[rows]
+
+
+def all_at_once(x):
+    """What is handed on is needed whole."""
+    perm = torch.randperm(len(x))
+    mixed = x[perm]
+    yield mixed[:BATCH] + mixed.mean(0)
+
+
+def of_a_choice(x):
+    """The order is one of scores, and the result the best of them."""
+    order = x[:, 0].argsort()
+    ranked = x[order]
+    for at in range(0, len(ranked), BATCH):
+        yield ranked[at : at + BATCH]
+
+
+def going_through(batches_of):
+    def program():
+        x = torch.rand(ROWS, FEATURES)
+
+        def step(number):
+            return sum(batch.square().mean().item() for batch in batches_of(x))
+
+        return step
+
+    return program
+
+
+fires = going_through(copied)
+looks_alike = going_through(by_batches)
+
+
+def copies(program, path):
+    return [one for one in findings_of(program, path) if one.rule == "shuffled-copy"]
+
+
+def test_each_batch_is_to_be_taken_by_its_part_of_the_order(tmp_path):
+    (one,) = copies(fires, tmp_path / "run.json")
+    (first,) = one.remedies
+    assert (one.minor, one.bytes) == (False, NBYTES)
+    assert (first.fix, first.code) == ("index_batches", "shuffled = x[perm]")
+    assert first.typed == "x[perm[i : i + batch]]"
+    assert NBYTES - 2 * BATCH * FEATURES * 4 <= first.saves_bytes <= NBYTES
+
+
+@pytest.mark.parametrize("batches_of", [by_batches, all_at_once, of_a_choice])
+def test_other_copies_are_left_alone(batches_of, tmp_path):
+    assert copies(going_through(batches_of), tmp_path / "run.json") == []
