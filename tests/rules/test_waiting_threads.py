@@ -45,9 +45,13 @@ def writing(*, ends):
     return program
 
 
-fires = writing(ends=False)
-looks_alike = writing(ends=True)
-"""What grows is a list."""
+def fires():
+    return writing(ends=False)()
+
+
+def looks_alike():
+    """What grows is a list."""
+    return writing(ends=True)()
 
 
 def test_each_thread_is_to_be_told_to_end(tmp_path):
