@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,18 @@ _LEAST_PLACES = 32
 _LEAST_SAMPLES = 256
 """The same where a sequence has one number for each place, as sound has: else these are features of
 one row."""
+_KINDS = {
+    "torch.float16": "f2",
+    "torch.float32": "f4",
+    "torch.float64": "f8",
+    "torch.bool": "?",
+    "torch.int8": "i1",
+    "torch.int16": "i2",
+    "torch.int32": "i4",
+    "torch.int64": "i8",
+    "torch.uint8": "u1",
+}
+"""Types of torch by those of NumPy."""
 
 
 @dataclass(slots=True)
@@ -62,7 +75,7 @@ class PaddedBatchesWatch(Listener):
 
     Where there is none, at the tensors themselves: whether they end in places that have the same
     value in every sequence. What is on a device is left alone: reading it would wait for the
-    device. NumPy looks through a tensor's own memory, so that torch allocates nothing for it.
+    device. NumPy looks through a tensor's own memory, so that torch runs nothing for it.
     """
 
     def __init__(self, loop_watch: LoopWatch) -> None:
@@ -115,7 +128,8 @@ class PaddedBatchesWatch(Listener):
             return
         if mask.is_floating_point() or mask.numel() > _MOST_VALUES:
             return
-        used = mask.numpy().any(axis=0).nonzero()[0]
+        values = _array(mask)
+        used = values.any(axis=0).nonzero()[0] if values is not None else ()
         if not len(used):
             return
         (sequences, places), longest = mask.shape, int(used[-1] - used[0]) + 1
@@ -145,7 +159,7 @@ def _is_readable(value: Any) -> bool:
         return False
     if not value.is_cpu or value.layout is not torch.strided or value.requires_grad:
         return False
-    return not (value.is_conj() or value.is_neg() or value.dtype is torch.bfloat16)
+    return not (value.is_conj() or value.is_neg())
 
 
 def _places_used(tensor: Any) -> Iterator[tuple[int, int, int]]:
@@ -160,8 +174,9 @@ def _places_used(tensor: Any) -> Iterator[tuple[int, int, int]]:
     if not is_float and (ndim != 2 or tensor.is_complex()):
         return
     fewest = _LEAST_SAMPLES if is_float and ndim == 2 else _LEAST_PLACES
-    values = tensor.numpy()
-    for at in range(1, ndim):
+    values = _array(tensor)
+    for at in range(1, ndim) if values is not None else ():
+        assert values is not None
         places = values.shape[at]
         if places < fewest:
             continue
@@ -169,6 +184,23 @@ def _places_used(tensor: Any) -> Iterator[tuple[int, int, int]]:
         longest = _used(by_place, 0.0 if is_float else by_place[-1, 0])
         if longest:
             yield at, places, longest
+
+
+def _array(tensor: Any) -> npt.NDArray[Any] | None:
+    """A tensor's own memory; None of a type that NumPy does not have.
+
+    `Tensor.numpy()` is an operator, which a dispatch mode of the program would see.
+    """
+    kind, address = _KINDS.get(str(tensor.dtype)), tensor.data_ptr()
+    if kind is None or not address or not tensor.numel():
+        return None
+    shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+    width = np.dtype(kind).itemsize
+    extent = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    held: Any = (ctypes.c_ubyte * (extent * width)).from_address(address)
+    items = np.frombuffer(held, kind)
+    in_bytes = [stride * width for stride in strides]
+    return np.lib.stride_tricks.as_strided(items, shape, in_bytes, writeable=False)
 
 
 def _part(by_place: npt.NDArray[Any]) -> npt.NDArray[Any]:
