@@ -129,7 +129,9 @@ class PaddedBatchesWatch(Listener):
         if mask.is_floating_point() or mask.numel() > _MOST_VALUES:
             return
         values = _array(mask)
-        used = values.any(axis=0).nonzero()[0] if values is not None else ()
+        if values is None:
+            return
+        used = values.any(axis=0).nonzero()[0]
         if not len(used):
             return
         (sequences, places), longest = mask.shape, int(used[-1] - used[0]) + 1
