@@ -218,12 +218,12 @@ def computed_part(place: Place) -> ComputedPart | None:
         if instead is not None:
             assert isinstance(node, ast.expr)
             parts = _parts_of(place, node, instead)
-            texts = {ast.unparse(part) for part in parts if part is not None}
-            if instead is Instead.FIRST:  # of values and of their places the same few
-                slices = {ast.unparse(one.slice) for one in parts if isinstance(one, ast.Subscript)}
-                texts = set(sorted(texts)[: len(slices)])
-            if None not in parts and len(texts) == 1:
-                return ComputedPart(texts.pop(), instead)
+            texts = [ast.unparse(part) for part in parts if part is not None]
+            # Of sorted values and of their places the same few.
+            alike = [part.slice for part in parts if isinstance(part, ast.Subscript)]
+            same = set(map(ast.unparse, alike)) if instead is Instead.FIRST else set(texts)
+            if None not in parts and len(same) == 1:
+                return ComputedPart(min(texts), instead)
     return None
 
 

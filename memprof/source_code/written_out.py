@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from memprof.source_code.idioms import keyword
-from memprof.source_code.program import Place, assigned, called_name
+from memprof.source_code.program import Place, assigned, called_name, loaded_names
 
 __all__ = ["WrittenOut", "written_out"]
 
@@ -122,7 +122,7 @@ class _Expression:
         """What a variable stands for; anything else as it is."""
         while isinstance(node, ast.Name) and node.id in self.names and depth:
             value, statement = self.names[node.id]
-            if node.id in _loaded(value):  # `x = x - …` is of another x
+            if node.id in loaded_names(value):  # `x = x - …` is of another x
                 break
             self.used[id(statement)] = statement
             node, depth = value, depth - 1
@@ -314,7 +314,3 @@ def _dimensions(mean: ast.expr) -> tuple[int, ...]:
         return ()
     values = value if isinstance(value, (tuple, list)) else (value,)
     return tuple(one for one in values if isinstance(one, int))
-
-
-def _loaded(node: ast.expr) -> set[str]:
-    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}

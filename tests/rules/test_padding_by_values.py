@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -123,12 +125,46 @@ def test_of_several_tensors_the_emptiest_counts_and_a_mask_before_all(tmp_path):
     assert load(tmp_path / "mask.json").padded == PaddedBatches(1, 2, 50, 50)
 
 
-def test_of_a_large_batch_some_features_are_looked_at(tmp_path):
+def test_what_a_storage_has_not_room_for_is_not_read(tmp_path):
+    """As of parameters that are sharded: their storage is emptied, and the shape stays."""
+
     class Model(nn.Module):
         def forward(self, x):
-            return x.mean()
+            return None
 
-    large = torch.cat([torch.ones(4, 300, 512), torch.zeros(4, 300, 512)], dim=1)
+    shrunk = ENDS_IN_ZEROS.clone()
+    shrunk.untyped_storage().resize_(shrunk.nbytes // 2)
     with memprof.track(tmp_path / "run.json", sources=("cpu",)):
-        Model()(large)
-    assert load(tmp_path / "run.json").padded == PaddedBatches(1, 4, 600, 300)
+        Model()(shrunk)
+        Model()(torch.cat([ENDS_IN_ZEROS] * 2)[3:])  # behind the beginning of its storage
+    run = load(tmp_path / "run.json")
+    assert (run.padded, list(run.notes)) == (PaddedBatches(1, 3, 100, 40), [])
+
+
+def test_a_batch_and_its_keys_are_not_kept(tmp_path):
+    class Model(nn.Module):
+        def forward(self, batch):
+            return None
+
+    class Key:
+        pass
+
+    with memprof.track(tmp_path / "run.json", sources=("cpu",)):
+        key, words = Key(), WORDS.clone()
+        gone = [weakref.ref(key), weakref.ref(words)]
+        Model()({key: words, "words": words})
+        del key, words
+        assert [one() for one in gone] == [None, None]
+    assert load(tmp_path / "run.json").padded == PaddedBatches(1, 2, 96, 72)
+
+
+def test_no_more_calls_are_looked_at_than_so_many(tmp_path):
+    class Model(nn.Module):
+        def forward(self, x):
+            return None
+
+    model = Model()
+    with memprof.track(tmp_path / "run.json", sources=("cpu",)):
+        for _ in range(600):
+            model(ENDS_IN_ZEROS)
+    assert load(tmp_path / "run.json").padded == PaddedBatches(512, 3, 100, 40)

@@ -58,6 +58,21 @@ def copies(program, path):
     return [one for one in findings_of(program, path) if one.rule == "shuffled-copy"]
 
 
+def in_place():
+    """The set itself is put in another order, and is there once."""
+    data = {"x": torch.rand(ROWS, FEATURES)}
+
+    def epoch():
+        x = data.pop("x")
+        perm = torch.randperm(len(x))
+        x = x[perm]
+        total = sum(x[at : at + BATCH].mean().item() for at in range(0, len(x), BATCH))
+        data["x"] = x[:]
+        return total
+
+    return lambda number: epoch()
+
+
 def test_each_batch_is_to_be_taken_by_its_part_of_the_order(tmp_path):
     (one,) = copies(fires, tmp_path / "run.json")
     (first,) = one.remedies
@@ -70,3 +85,7 @@ def test_each_batch_is_to_be_taken_by_its_part_of_the_order(tmp_path):
 @pytest.mark.parametrize("batches_of", [by_batches, all_at_once, of_a_choice])
 def test_other_copies_are_left_alone(batches_of, tmp_path):
     assert copies(going_through(batches_of), tmp_path / "run.json") == []
+
+
+def test_a_set_that_is_put_in_order_itself_is_no_copy(tmp_path):
+    assert copies(in_place, tmp_path / "run.json") == []

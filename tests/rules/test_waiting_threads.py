@@ -54,6 +54,37 @@ def looks_alike():
     return writing(ends=True)()
 
 
+class Keeper:
+    """One of a few threads, each of which keeps what it made in a list of its own."""
+
+    def __init__(self):
+        self.inbox, self.outbox = queue.Queue(), queue.Queue()
+        threading.Thread(target=self.keep, daemon=True).start()
+
+    def keep(self):
+        made = []
+        while True:
+            made.append(torch.full((WIDTH, WIDTH), self.inbox.get()))
+            self.outbox.put(len(made))
+
+
+def few_that_keep():
+    keepers = [Keeper() for _ in range(3)]
+
+    def step(number):
+        for keeper in keepers:
+            keeper.inbox.put(float(number))
+            keeper.outbox.get()
+
+    return step
+
+
+def test_few_threads_may_keep_more_and_more(tmp_path):
+    found = findings_of(few_that_keep, tmp_path / "run.json")[0]
+    assert found.kind.value == "leak"
+    assert "waiting-threads" not in (found.rule, *(one.rule for one in found.remedies))
+
+
 def test_each_thread_is_to_be_told_to_end(tmp_path):
     found = findings_of(fires, tmp_path / "run.json")[0]
     first = found.remedies[0]

@@ -52,8 +52,11 @@ class PendingTasks(GrowthRule[PendingTask]):
                     if start is not None:
                         return PendingTask(link.name, *start)
                     return PendingTask(link.name, case.place_of(holder), "")
-            if any(link.type_name == _TIMER for link in holder.links):
-                return PendingTask(_TIMER, *_timer_start(case), is_timer=True)
+            kinds = [link.type_name for link in holder.links]
+            if _TIMER in kinds:
+                run = kinds[kinds.index(_TIMER) + 1 :][:1]
+                function = run[0].rpartition(".")[2] if run else ""
+                return PendingTask(function, *_timer_start(case, function), is_timer=True)
         return None
 
     def advice(self, cause: PendingTask, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the task says all
@@ -80,14 +83,24 @@ class PendingTasks(GrowthRule[PendingTask]):
         )
 
 
-def _timer_start(case: Case) -> tuple[Place | None, str]:
-    """The statement that begins a timer, and by which name its handle is known there."""
-    for method in _STARTING:
-        for _, place in case.calls(method):
-            statement = place.statement
-            targets = statement.targets if isinstance(statement, ast.Assign) else []
-            return place, ast.unparse(targets[0]) if len(targets) == 1 else ""
-    return None, ""
+def _timer_start(case: Case, function: str) -> tuple[Place | None, str]:
+    """The statement that begins a timer of a function, and the name of its handle there.
+
+    Of a function that has no name where it is handed over, the only one that begins any.
+    """
+    starts = [(call, place) for call, place in case.calls(*_STARTING)]
+    own = [
+        place
+        for call, place in starts
+        if any(ast.unparse(one).rpartition(".")[2] == function for one in call.args)
+    ]
+    if not own and len(starts) == 1:
+        own = [starts[0][1]]
+    if not own:
+        return None, ""
+    statement = own[0].statement
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return own[0], ast.unparse(targets[0]) if len(targets) == 1 else ""
 
 
 def _task_starts(case: Case, coroutine: str) -> Iterator[tuple[Place, str]]:

@@ -41,7 +41,8 @@ class WaitingThreads(GrowthRule[WaitingThread]):
         for holder in case.finding.holders:
             links = holder.links
             at = next((at for at, link in enumerate(links) if link.kind == LinkKind.THREAD), -1)
-            variable = links[at + 1] if 0 <= at < len(links) - 1 else None
+            # It is the tensor: what a list of one of a few threads has may become more as well.
+            variable = links[at + 1] if at >= 0 and len(links) == at + 2 else None
             if variable is not None and variable.kind == LinkKind.LOCAL:
                 way = variable.name, variable.type_name
                 ways.setdefault(way, set()).add(links[at].name)

@@ -9,7 +9,14 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import EVERY_OTHER, Advice, Match, WasteRule
-from memprof.source_code.program import Program, arguments, called_name, calls_in
+from memprof.source_code.idioms import last_name
+from memprof.source_code.program import (
+    Program,
+    arguments,
+    bound_names,
+    called_name,
+    calls_in,
+)
 from memprof.trace import Category, Frame
 from memprof.units import format_bytes
 from memprof.views.peak_without import Saving
@@ -67,8 +74,8 @@ class DoublePrecision(WasteRule[Match]):
         """Compute in float32: autocast leaves what is in double precision as it is."""
         nbytes = format_bytes(match.nbytes)
         why = (
-            f"The model was made `double()`, and with it the {nbytes}: in float32 they are half. "
-            "Leave out `double()`, make the data `float()`, and what says `torch.double` too."
+            f"The model is in float64, and with it the {nbytes}: in float32 they are half. Leave "
+            "out what asks for that (`double()`, `torch.float64`), and make the data `float()`."
         )
         yield Advice("single_precision", why, case.site)
 
@@ -91,7 +98,7 @@ def _conversion_in(programs: Sequence[Program]) -> Frame | None:
         (program, call)
         for program in programs
         for call in calls_in(program.tree, "double", "to", "set_default_dtype")
-        if _asks_for_double(call)
+        if _asks_for_double(program, call)
     ]
     place = calls[0][0].place(calls[0][1]) if len(calls) == 1 else None
     if place is None:
@@ -100,13 +107,24 @@ def _conversion_in(programs: Sequence[Program]) -> Frame | None:
     return Frame(name, place.program.filename, place.line)
 
 
-def _asks_for_double(call: ast.Call) -> bool:
-    """``model.double()``, ``model.to(torch.float64)``, and ``model.to(x.dtype)``."""
+def _asks_for_double(program: Program, call: ast.Call) -> bool:
+    """``model.double()``, ``model.to(torch.float64)``, and ``model.to(x.dtype)`` of what is called.
+
+    A mask takes the type of other values as well, and nobody calls it.
+    """
     given = list(arguments(call))
     if called_name(call) == "double":
         return isinstance(call.func, ast.Attribute) and not given
     names = {one.attr for one in given if isinstance(one, ast.Attribute)}
-    return bool(names & _DOUBLE) or (called_name(call) == "to" and "dtype" in names)
+    if names & _DOUBLE:
+        return True
+    place = program.place(call)
+    if "dtype" not in names or place is None or not isinstance(call.func, ast.Attribute):
+        return False
+    known_by = [
+        last_name(ast.unparse(one)) for one in (call.func.value, *bound_names(place.statement))
+    ]
+    return bool(calls_in(program.tree, *known_by))
 
 
 def _is_conversion(frame: Frame) -> bool:

@@ -79,6 +79,7 @@ class EarlyUpsampling(WasteRule[EnlargedFirst]):
                 continue
             gradients = (window.phase == Phase.BACKWARD) & ~window.has_owner
             gradients &= np.isin(lives.requested, np.unique(lives.requested[rows]))
+            gradients &= window.module == window.module[following[0]]
             every = np.union1d(rows, np.flatnonzero(gradients))
             there = every[window.at_peak[every]]
             nbytes = int(lives.size[there].sum())

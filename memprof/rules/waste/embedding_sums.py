@@ -60,6 +60,7 @@ class EmbeddingSums(WasteRule[SummedRows]):
                 continue
             sizes = np.unique(lives.requested[rows])
             gradients = is_backward & ~window.has_owner & np.isin(lives.requested, sizes)
+            gradients &= window.origin_site == site
             every = np.flatnonzero(rows | gradients)
             there = every[window.at_peak[every]]
             nbytes = int(lives.size[there].sum())

@@ -55,12 +55,14 @@ class IdleOptimizer(WasteRule[IdleOptimizerState]):
         """States at the peak, by the line that stepped, whose optimizer nothing reads any more."""
         states = window.at_peak & (window.category == Category.OPTIMIZER_STATE)
         states &= window.module > 0
+        if not states.any():
+            return
         by_way: dict[tuple[Frame, ...], list[int]] = defaultdict(list)
-        for stack in np.unique(window.lives.stack[states]).tolist():
-            by_way[tuple(window.user_frames(window.trace.stack(stack)))].append(stack)
+        for number in range(len(window.trace.tables.stacks)):
+            by_way[tuple(window.user_frames(window.trace.stack(number)))].append(number)
         for way, stacks in by_way.items():
             rows = np.flatnonzero(states & np.isin(window.lives.stack, stacks))
-            match = _match(window, way, rows) if way else None
+            match = _match(window, way, stacks, rows) if way and len(rows) else None
             if match is not None:
                 yield match
 
@@ -74,12 +76,13 @@ class IdleOptimizer(WasteRule[IdleOptimizerState]):
         assert match.place is not None
         place = case.place_at(match.place.program.filename, match.last_line)
         if match.is_kept:
+            what = "states and gradients" if match.gradients else "states"
             why = (
                 f"`{match.place.code.strip()}` keeps what trained, and with it "
-                f"{format_bytes(match.nbytes)} of states and gradients, though that training is "
-                "over: keep of it what is read later, and not the object."
+                f"{format_bytes(match.nbytes)} of {what}, though that training is over: keep of it "
+                "what is read later, and not the object."
             )
-            yield Advice("del_ref", why, place or case.site, typed="")
+            yield Advice("del_ref", why, place or case.site)
             return
         why = (
             f"`{match.name}` steps no more after line {match.last_line}, and keeps "
@@ -94,13 +97,18 @@ class IdleOptimizer(WasteRule[IdleOptimizerState]):
         yield Advice("del_ref", why, place or case.site, typed=f"del {match.name}")
 
 
-def _match(window: Window, way: Sequence[Frame], rows: Ints) -> IdleOptimizerState | None:
-    """The same of the states that the program's own frames led to, innermost first."""
+def _match(
+    window: Window, way: Sequence[Frame], stacks: Sequence[int], rows: Ints
+) -> IdleOptimizerState | None:
+    """The same of the states that the program's own frames led to, innermost first.
+
+    ``stacks`` are all that go through these frames and no others of the program's.
+    """
     modules = np.unique(window.module[rows])
     gradient = (window.category == Category.GRADIENT) & (window.lives.alloc >= 0)
     is_own = np.isin(window.module, modules)
     own, others = np.flatnonzero(gradient & is_own), np.flatnonzero(gradient & ~is_own)
-    stepped = _last_step_by(window, way)
+    stepped = _last_step_by(window, stacks)
     if stepped >= 0:  # layers may be part of another model by then
         made = window.lives.alloc
         own, others = own[made[own] <= stepped], np.flatnonzero(gradient & (made > stepped))
@@ -140,20 +148,14 @@ def _match(window: Window, way: Sequence[Frame], rows: Ints) -> IdleOptimizerSta
     )
 
 
-def _last_step_by(window: Window, way: Sequence[Frame]) -> int:
-    """The last event of an optimizer that was led to by so many frames; -1 where it tells nothing.
+def _last_step_by(window: Window, stacks: Sequence[int]) -> int:
+    """The last event of an optimizer that some stacks lead to; -1 where it tells nothing.
 
     Some optimizers make their states, and nothing in later steps.
     """
-    stacks = [tuple(window.user_frames(one)) for one in map(window.trace.stack, _numbers(window))]
-    own = np.array([frames == tuple(way) for frames in stacks], dtype=bool)
-    events = np.flatnonzero(own[window.trace.events.stack])
+    events = np.flatnonzero(np.isin(window.trace.events.stack, stacks))
     steps = np.unique(window.step_of_event[events])
     return int(events[-1]) if len(steps) >= _FEWEST_SEEN else -1
-
-
-def _numbers(window: Window) -> range:
-    return range(len(window.trace.tables.stacks))
 
 
 def _last_read(

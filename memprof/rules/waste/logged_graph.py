@@ -60,14 +60,14 @@ class LoggedGraphRule(WasteRule[LoggedGraph]):
         if first is None:
             return
         function, shared = first.place.function, first.names
-        found = [one for one in _graphs(window, left, left, 0) if one.place.function is function]
-        found = [one for one in found if one.names & shared]
-        for one in found:
+        graphs = [one for one in _graphs(window, left, left, 0) if one.place.function is function]
+        graphs = [one for one in graphs if one.names & shared]
+        for one in graphs:
             shared &= one.names
         if not shared:
             return
-        rows = np.concatenate([one.rows for one in found])
-        alone = np.concatenate([one.rows for one in found if one.names == shared] or [rows[:0]])
+        rows = np.concatenate([one.rows for one in graphs])
+        alone = np.concatenate([one.rows for one in graphs if one.names == shared] or [rows[:0]])
         there = rows[window.at_peak[rows]]
         yield LoggedGraph(
             row=int(there[window.lives.size[there].argmax()]),

@@ -125,9 +125,9 @@ def _product_in(place: Place, node: ast.expr | None) -> ast.expr | None:
             return part
         if isinstance(part, ast.Name):
             values = [one for one in values_of(place, part.id, place.statement) if one is not None]
-            found = _product_in(place, values[0]) if len(values) == 1 else None
-            if found is not None:
-                return found
+            inner = _product_in(place, values[0]) if len(values) == 1 else None
+            if inner is not None:
+                return inner
     return None
 
 

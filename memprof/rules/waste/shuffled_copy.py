@@ -10,8 +10,8 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Place, assigned, called_name, calls_in, place_of
-from memprof.source_code.scopes import reads_of
+from memprof.source_code.program import Place, assigned, called_name, place_of
+from memprof.source_code.scopes import parameters, reads_of
 from memprof.source_code.values import values_of
 from memprof.units import format_bytes
 from memprof.views.window import Window
@@ -94,8 +94,12 @@ def _copy(place: Place) -> tuple[str, str, str] | None:
         made = [one for one in values_of(place, order.id) if one is not None]
         if not made or not all(called_name(one) == _ORDER for one in made):
             continue
+        source = ast.unparse(value.value)
+        is_given = place.function is not None and source in parameters(place.function)
+        if source == target.id and not is_given:
+            continue  # the set itself is gone then
         if _is_sliced(place, target.id):
-            return ast.unparse(value.value), target.id, order.id
+            return source, target.id, order.id
     return None
 
 
@@ -112,7 +116,7 @@ def _is_sliced(place: Place, name: str) -> bool:
             sliced = True
         elif not (called_name(parent) == "len" or _asks_for_length(parent)):
             return False
-    return sliced and not calls_in(place.statement, "clone")
+    return sliced
 
 
 def _asks_for_length(node: ast.AST) -> bool:

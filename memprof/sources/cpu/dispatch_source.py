@@ -566,7 +566,8 @@ class CpuSource(Listener):
     ) -> None:
         """Note the parts of a sparse result; say of another once that it could not be looked at."""
         try:
-            if isinstance(error, NotImplementedError) and out.is_sparse and out.is_cpu:
+            is_sparse = isinstance(error, NotImplementedError) and getattr(out, "is_sparse", False)
+            if is_sparse and out.is_cpu:
                 self._note_results(out, frame, func, args, own)
                 return
         except guarded_errors() as inner:  # as above

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,17 +13,18 @@ import numpy.typing as npt
 from memprof.records import PaddedBatches
 from memprof.sources.guarded_access import plain_attributes
 from memprof.sources.loop.loop_watch import Listener, LoopWatch
+from memprof.sources.tensor_addresses import place_of
 
 __all__ = ["PaddedBatchesWatch"]
 
 _MASK = "attention_mask"
 """The parameter of transformers' models, and of others that are called as these are."""
 _MOST_CALLS = 512
-"""Calls that are looked at; each takes some 10 µs."""
+"""Calls whose masks are looked at, and calls whose tensors are; each takes 20 to 60 µs."""
 _MOST_VALUES = 1 << 20
 """Values of a mask, above which looking at them takes milliseconds."""
-_MOST_SAMPLED = 1 << 18
-"""The same of a tensor; of a larger one every so many of its features are looked at."""
+_MOST_IN_ALL = 1 << 27
+"""Values that are compared with padding in a whole run, which takes a tenth of a second or two."""
 _MOST_TENSORS = 4
 """Of what one call is given."""
 _MOST_KNOWN = 256
@@ -46,6 +47,17 @@ _KINDS = {
     "torch.uint8": "u1",
 }
 """Types of torch by those of NumPy."""
+
+
+class _Given(NamedTuple):
+    """A dimension of what a kind of module is called with."""
+
+    module: str
+    name: str
+    at: int
+    """Its place among the arguments without a name."""
+    ndim: int
+    dimension: int
 
 
 @dataclass(slots=True)
@@ -82,8 +94,8 @@ class PaddedBatchesWatch(Listener):
         """No model was called."""
         self._guard = loop_watch.guard
         self._masks = _Places()
-        self._tensors: dict[Hashable, _Places] = {}
-        self._calls = 0
+        self._tensors: dict[_Given, _Places] = {}
+        self._calls, self._values = _MOST_CALLS, _MOST_IN_ALL
         self._last = PaddedBatches()
 
     def take(self) -> PaddedBatches | None:
@@ -103,25 +115,31 @@ class PaddedBatchesWatch(Listener):
 
     def outermost_call(self, module: Any, args: Any, kwargs: Any) -> None:
         """Its mask, where it has one, says how many places its sequences use."""
-        if self._calls >= _MOST_CALLS:
+        if self._masks.calls >= _MOST_CALLS:
             return
         # A model around one of transformers' is handed the whole batch.
         batches = [one for one in (kwargs, *args) if type(one) is dict]
         masks = [one[_MASK] for one in batches if _MASK in one]
-        with plain_attributes():
-            if masks:
+        if masks:
+            with plain_attributes():
                 self._guard.each(self._see, masks[:1])
-            elif not self._masks.calls:
-                self._guard.each(self._see_values, self._given(module, args, kwargs))
+        elif not self._masks.calls and self._calls and self._values > 0:
+            self._calls -= 1
+            with plain_attributes():
+                self._guard.each(self._see_call, [(module, args, kwargs)])
 
-    def _given(self, module: Any, args: Any, kwargs: Any) -> list[tuple[Hashable, Any]]:
-        """The tensors of a call, each with what is the same of it in other calls."""
-        named = [*enumerate(args), *kwargs.items()]
-        found: list[tuple[Hashable, Any]] = []
-        for name, value in named:
-            inner = value.items() if type(value) is dict else [("", value)]
-            found += [((type(module).__name__, name, key), one) for key, one in inner]
-        return [(name, one) for name, one in found if _is_readable(one)][:_MOST_TENSORS]
+    def _see_call(self, call: tuple[Any, Any, Any]) -> None:
+        """Look at the tensors of a call, each by what is the same of it in other calls."""
+        module, args, kwargs = call
+        named = [("", at, one) for at, one in enumerate(args)]
+        for name, value in kwargs.items():
+            named.append((name, 0, value))
+        for name, at, value in tuple(named):
+            if type(value) is dict:  # of keys that are no texts none is kept
+                named += [(f"{name} {key}", at, value[key]) for key in value if type(key) is str]
+        readable = [one for one in named if _is_readable(one[-1])]
+        for name, at, tensor in readable[:_MOST_TENSORS]:
+            self._see_values((type(module).__name__, name, at), tensor)
 
     def _see(self, mask: Any) -> None:
         if not _is_readable(mask) or mask.ndim != 2:
@@ -136,16 +154,18 @@ class PaddedBatchesWatch(Listener):
             return
         (sequences, places), longest = mask.shape, int(used[-1] - used[0]) + 1
         self._masks.add(sequences, places, longest)
-        self._calls += 1
 
-    def _see_values(self, given: tuple[Hashable, Any]) -> None:
-        name, tensor = given
+    def _see_values(self, name: tuple[str, str, int], tensor: Any) -> None:
         for at, places, longest in _places_used(tensor):
-            if len(self._tensors) >= _MOST_KNOWN:
+            if longest < places:
+                self._values -= tensor.numel()
+            if not longest:  # a state that begins with zeros
+                continue
+            given = _Given(*name, tensor.ndim, at)
+            if given not in self._tensors and len(self._tensors) >= _MOST_KNOWN:
                 return
-            known = self._tensors.setdefault((name, tensor.ndim, at), _Places())
+            known = self._tensors.setdefault(given, _Places())
             known.add(tensor.shape[0], places, longest)
-            self._calls = max(self._calls, known.calls)
 
 
 def _is_readable(value: Any) -> bool:
@@ -177,38 +197,35 @@ def _places_used(tensor: Any) -> Iterator[tuple[int, int, int]]:
         return
     fewest = _LEAST_SAMPLES if is_float and ndim == 2 else _LEAST_PLACES
     values = _array(tensor)
-    for at in range(1, ndim) if values is not None else ():
-        assert values is not None
+    if values is None:
+        return
+    for at in range(1, ndim):
         places = values.shape[at]
         if places < fewest:
             continue
-        by_place = _part(np.moveaxis(values, at, 0))
-        longest = _used(by_place, 0.0 if is_float else by_place[-1, 0])
-        if longest:
-            yield at, places, longest
+        by_place = np.moveaxis(values, at, 0)
+        yield at, places, _used(by_place, 0.0 if is_float else by_place[-1, 0])
 
 
 def _array(tensor: Any) -> npt.NDArray[Any] | None:
-    """A tensor's own memory; None of a type that NumPy does not have.
+    """A tensor's own memory; None where NumPy has not its type, or it has not all of its memory.
 
-    `Tensor.numpy()` is an operator, which a dispatch mode of the program would see.
+    `Tensor.numpy()` is an operator, which a dispatch mode of the program would see. And a storage
+    may have been made smaller than its tensors are, as of parameters that are sharded.
     """
-    kind, address = _KINDS.get(str(tensor.dtype)), tensor.data_ptr()
+    kind, (_, address) = _KINDS.get(str(tensor.dtype)), place_of(tensor)
     if kind is None or not address or not tensor.numel():
         return None
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
     width = np.dtype(kind).itemsize
+    first = int(tensor.storage_offset()) * width
     extent = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-    held: Any = (ctypes.c_ubyte * (extent * width)).from_address(address)
+    if first + extent * width > tensor.untyped_storage().nbytes():
+        return None
+    held: Any = (ctypes.c_ubyte * (extent * width)).from_address(address + first)
     items = np.frombuffer(held, kind)
     in_bytes = [stride * width for stride in strides]
     return np.lib.stride_tricks.as_strided(items, shape, in_bytes, writeable=False)
-
-
-def _part(by_place: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """All of an array, or every so many of its last dimension but one, that looking is quick."""
-    every = -(-by_place.size // _MOST_SAMPLED)
-    return by_place if every == 1 else by_place[..., :: min(every, by_place.shape[-1])]
 
 
 def _used(by_place: npt.NDArray[Any], padding: Any) -> int:
