@@ -40,6 +40,26 @@ def looks_alike():
     return step
 
 
+def of_square_axes():
+    """Of the tall matrix's factors one is square as it is, and may be read whole."""
+
+    def step(number):
+        _, s, vh = torch.linalg.svd(torch.rand(ROWS, COLUMNS), full_matrices=True)
+        return (vh.T / s).sum().item()
+
+    return step
+
+
+def of_all_axes():
+    """The axes of a wide matrix are completed, and read whole."""
+
+    def step(number):
+        _, s, vh = torch.linalg.svd(torch.rand(COLUMNS, ROWS))
+        return vh.sum().item() / s[0].item()
+
+    return step
+
+
 def thin():
     def step(number):
         u, s, vh = torch.linalg.svd(torch.rand(ROWS, COLUMNS), full_matrices=False)
@@ -66,6 +86,12 @@ def test_nothing_reads_the_other_factors(tmp_path):
     assert found.site.code == "_, _, axes = torch.linalg.svd(snapshots)"
 
 
-@pytest.mark.parametrize("program", [looks_alike, thin])
+def test_the_factor_that_is_square_as_it_is_may_be_read_whole(tmp_path):
+    (found,) = factors(of_square_axes, tmp_path / "r.json")
+    assert found.bytes == ROWS * ROWS * 4
+    assert found.remedies[0].saves_bytes == (ROWS - COLUMNS) * ROWS * 4
+
+
+@pytest.mark.parametrize("program", [looks_alike, thin, of_all_axes])
 def test_factors_that_are_needed_are_left_alone(program, tmp_path):
     assert not factors(program, tmp_path / "r.json")

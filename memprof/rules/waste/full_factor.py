@@ -37,10 +37,14 @@ class FullFactor(WasteRule[Match]):
         large = large_tensor(window)
         if large is None or large.place is None or not made_by_its_statement(window, large.row):
             return
-        if _full_call(large.place) is None:
+        factors = _factors(large.place)
+        if factors is None:
             return
         full, thin = _with_thin(window, large)
         if not len(full):
+            return
+        completed = _completed(window, full, thin)
+        if not all(_is_cut(large.place, *factors[at]) for at in completed):
             return
         there = full[window.at_peak[full]]
         lives = window.lives
@@ -70,10 +74,10 @@ class FullFactor(WasteRule[Match]):
         yield Advice("thin_factors", why, case.site, typed="full_matrices=False")
 
 
-def _full_call(place: Place) -> ast.Call | None:
-    """``torch.linalg.svd(x)`` in a statement that binds its factors and reads their first columns.
+def _factors(place: Place) -> tuple[tuple[str, int], tuple[str, int]] | None:
+    """The variables of the factors of a full `svd`, each with the index of its singular values.
 
-    What nothing reads counts as well; what is read whole may be needed whole.
+    None where a statement is not that.
     """
     statement = place.statement
     if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Call):
@@ -82,14 +86,33 @@ def _full_call(place: Place) -> ast.Call | None:
     is_linalg = isinstance(call.func, ast.Attribute) and "linalg" in ast.unparse(call.func.value)
     if called_name(call) != "svd" or not is_linalg or call not in calls_in(statement, "svd"):
         return None
-    if keyword(call, "full_matrices") is not None or len(call.args) > 1:
+    given = [*call.args[1:], *([one] if (one := keyword(call, "full_matrices")) else [])]
+    if not all(isinstance(one, ast.Constant) and one.value is True for one in given):
         return None
     names = [name for name in bound_names(statement) if isinstance(name, ast.Name)]
     factors = 3
     if len(names) != factors:
         return None
     left, _, right = (name.id for name in names)
-    return call if _is_cut(place, left, -1) and _is_cut(place, right, 0) else None
+    return (left, -1), (right, 0)
+
+
+def _completed(window: Window, full: Ints, thin: Ints) -> tuple[int, ...]:
+    """Which of the two factors are the completed ones: a call makes both, with values between.
+
+    The other one is square as it is: a thin one is no smaller.
+    """
+    lives = window.lives
+    made = np.flatnonzero((lives.stack == lives.stack[full[0]]) & (lives.alloc >= 0))
+    sizes = lives.requested[made[np.argsort(lives.alloc[made], kind="stable")]]
+    large, small = int(lives.requested[full[0]]), int(lives.requested[thin[0]])
+    is_between = sizes[1:-1] <= np.minimum(sizes[:-2], sizes[2:])
+    apart = list(zip(sizes[:-2][is_between].tolist(), sizes[2:][is_between].tolist(), strict=True))
+    other = small**2 // large
+    is_left, is_right = (large, other) in apart, (other, large) in apart
+    if is_left is is_right:
+        return (0, 1)
+    return (0,) if is_left else (1,)
 
 
 def _is_cut(place: Place, name: str, entry: int) -> bool:
