@@ -11,7 +11,7 @@ from memprof.run import Steps
 from memprof.trace import NOT_RECORDED
 from memprof.views.trend import floor, rise, rises_throughout
 
-__all__ = ["CountedRise", "counted_rise", "repeated_rise"]
+__all__ = ["CountedRise", "counted_rise", "repeated_rise", "stays_level"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -28,6 +28,8 @@ _AT_ONCE = 0.75
 comes to half of it there."""
 _SHORT = 0.05
 """Of the steps over which it rises."""
+_LEAST_OF_GROWTH = 0.5
+"""What grows makes the whole rise by so much of it, or takes the place of something else."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,6 +88,21 @@ def repeated_rise(least: Ints, numbers: Ints) -> int:
     is_short = np.diff(numbers) <= max(1.0, _SHORT * float(numbers[-1] - numbers[0]))
     largest = int(np.diff(least)[is_short].max(initial=0))
     return total - largest if largest > _AT_ONCE * total else total
+
+
+def stays_level(steps: Steps, first_step: int, last_step: int, nbytes: int) -> bool:
+    """Whether the floor of the allocated bytes rose by much less than ``nbytes`` over some steps.
+
+    Then as much as was made has gone: items of a list that is full are replaced by those of another
+    line. False where nothing was counted before them or at their end.
+    """
+    with_figures = steps.allocated != NOT_RECORDED
+    numbers, least = steps.last[with_figures], floor(steps.allocated[with_figures])
+    before = np.flatnonzero(numbers < first_step)
+    until = np.flatnonzero(numbers >= last_step)
+    if not len(before) or not len(until):
+        return False
+    return int(least[until[0]] - least[before[-1]]) < _LEAST_OF_GROWTH * nbytes
 
 
 def _by_step(numbers: Ints, least: Ints, low: int) -> Ints:

@@ -22,7 +22,7 @@ from memprof.rules.between_windows import StacklessGroup, stackless_group, with_
 from memprof.rules.beyond_windows import beyond_windows, lengthening
 from memprof.rules.containers import is_cycle_around_bounded, is_kept_short, is_of_key
 from memprof.rules.counted_later import came_and_went
-from memprof.rules.counted_rise import repeated_rise
+from memprof.rules.counted_rise import repeated_rise, stays_level
 from memprof.rules.cyclic_garbage import cyclic_garbage, freed_by_collector
 from memprof.rules.finding import Evidence, Growth, Kind, RuleFinding, Series
 from memprof.rules.group_by_holder import (
@@ -197,6 +197,8 @@ class _Leak:
         most = max(group.confidence for group in self.cluster.groups)
         if self.is_of_few_models or self.fills_a_container or self._came_and_went():
             return min(most, _BOUNDED_CONFIDENCE)
+        if not any(one.is_named for one in self.cluster.holders) and self._replaces_others():
+            return min(most, _BOUNDED_CONFIDENCE)
         return min(most, _BOUNDED_WHOLES) if self._is_bounded() else most
 
     @property
@@ -263,6 +265,19 @@ class _Leak:
         there = int(self.survival.lives.size[rows[self.survival.outlast(rows)]].sum())
         last_step = int(self.survival.steps[-1])
         return came_and_went(self.device.steps, last_step, there, self.cluster.per_step)
+
+    def _replaces_others(self) -> bool:
+        """Whether as much of other lines has gone as stays of this, and no collector frees that."""
+        if self._kind(self.cluster.holders) is Kind.CYCLE:
+            return False
+        rows = np.concatenate([group.rows for group in self.cluster.groups])
+        births = self._births(rows)
+        last = len(self.survival) - 1
+        if last < 0 or not len(births):
+            return False
+        first_step, last_step = self.survival.steps[np.minimum(births[[0, -1]], last)].tolist()
+        there = int(self.survival.lives.size[rows[self.survival.outlast(rows)]].sum())
+        return stays_level(self.device.steps, first_step, last_step, there)
 
     @property
     def is_of_few_models(self) -> bool:

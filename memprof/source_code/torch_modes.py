@@ -16,6 +16,8 @@ _OFF = frozenset(("no_grad", "inference_mode"))
 _ON = "enable_grad"
 _DECORATED = ("decorate_context", "torch/utils/_contextlib.py")
 """torch runs a function that bears ``@torch.no_grad()`` or its like inside this one."""
+_OPTIMIZERS = "/torch/optim/"
+"""Within a step of one of these a closure runs, if anything of a program or a library does."""
 _AUTOCAST = "autocast"
 _AUTOCAST_DECORATED = ("decorate_autocast", "torch/amp/autocast_mode.py")
 
@@ -27,13 +29,14 @@ def without_gradients(stack: Sequence[Frame]) -> bool:
     """True if the innermost switch on ``stack`` (innermost frame first) turns gradients off.
 
     A library's function that bears a decorator of torch's is taken to turn them off: its source is
-    not read, and hardly any turns them on.
+    not read, and hardly any turns them on but the closure of an optimizer's step.
     """
     for at, frame in enumerate(stack):
         place = place_of(frame)
         switch = _switch(place, _grad_mode) if place is not None else None
         if switch is None and place is None and at + 1 < len(stack):
-            switch = False if _is(stack[at + 1], _DECORATED) else None
+            is_decorated = _is(stack[at + 1], _DECORATED)
+            switch = any(map(_is_optimizer_step, stack[at + 2 :])) if is_decorated else None
         if switch is not None:
             return not switch
     return False
@@ -58,6 +61,10 @@ def under_autocast(stack: Sequence[Frame]) -> bool:
         if _is(frame, _AUTOCAST_DECORATED) or (native and "at::autocast::" in frame.name):
             return True
     return False
+
+
+def _is_optimizer_step(frame: Frame) -> bool:
+    return _OPTIMIZERS in frame.filename.replace("\\", "/") and frame.name.endswith(".step")
 
 
 def _is(frame: Frame, function: tuple[str, str]) -> bool:

@@ -624,6 +624,21 @@ def reservoir_of_thirty():
 
 
 @healthy
+def pool_of_images_that_is_full():
+    """What one line has made goes, as another line makes as much."""
+    generator, images = random.Random(0), []
+
+    def step(i):
+        for image in torch.randn(4, 32, 32).unbind(0):
+            if len(images) < 96:
+                images.append(image.clone())
+            elif generator.random() > 0.5:
+                images[generator.randrange(96)] = image.clone()
+
+    return step
+
+
+@healthy
 def texts_decoded_token_by_token():
     state = SimpleNamespace(cache=None, left=9)
 

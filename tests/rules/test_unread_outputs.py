@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 
 from memprof.loading import load
-from memprof.rules.waste.unread_outputs import may_read_cache, unread_flag
+from memprof.rules.waste.unread_outputs import may_read_cache, states_read, unread_flag
 from memprof.source_code.program import source_of
 from memprof.views.examination import examine
+from tests.rules.layered_models import DEPTH, ROWS, WIDTH, decoder, library, stack_of_layers
 from tests.rules.recorded import findings_of, names, record
-
-ROWS, WIDTH, DEPTH = 256, 64, 8
-LIBRARIES = Path(__file__).with_name("site-packages")
-
-
-def library(name, path):
-    spec = importlib.util.spec_from_file_location(name, LIBRARIES / path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def stack_of_layers():
-    return library("layered", "layered/__init__.py").Stack(WIDTH, DEPTH).eval()
-
-
-def decoder():
-    cache = library("cache_utils", "transformers/cache_utils.py").Cache
-    return library("decoder", "layered/decoder.py").Decoder(WIDTH, DEPTH, cache).eval()
 
 
 def fires():
@@ -152,6 +131,9 @@ def test_where_none_are_kept_or_a_library_generates_nothing_is_to_be_left_out(pr
         ("out = model(x)\ny = out.past_key_values", True),
         ("out = model(x, past_key_values=cache)\ny = out.logits", True),
         ("out = model(x)\ny = out['past_key_values']", True),
+        ("out = model(x, cache=slots[0])\ny = out.logits", True),
+        ("out = model(x)\nslots[0] = out.cache", True),
+        ("class A:\n    def f(self):\n        y = model(self.cache).logits", False),
         ("out = model(x)\ny = out[1]", True),
         ("def f():\n    return model(x)\nz = f()\nz[1]", True),
         ("loss, cache = model(x)", True),
@@ -167,9 +149,13 @@ def test_whether_keys_and_values_may_be_read(code, may, tmp_path):
     ("code", "flag"),
     [
         ("out = model(x, output_hidden_states=True)\ny = out.logits", "output_hidden_states"),
+        (
+            "out = model(x, output_hidden_states=True)\ny = out.logits\nz = rows[2:]",
+            "output_hidden_states",
+        ),
         ("out = model(x, output_attentions=True)\ny = out[0]", "output_attentions"),
         ("out = model(x, output_attentions=True)\ny = out.hidden_states", "output_attentions"),
-        ("out = model(x, output_hidden_states=True)\ny = out.hidden_states[-1]", ""),
+        ("out = model(x, output_hidden_states=True)\ny = out.hidden_states[-2]", ""),
         ("out = model(x, output_hidden_states=True)\ny = out['hidden_states']", ""),
         ("out = model(x, output_hidden_states=True)\ny = out[2]", ""),
         ("out = model(x, output_hidden_states=True)\ny = out[-1]", ""),
@@ -184,3 +170,20 @@ def test_whether_keys_and_values_may_be_read(code, may, tmp_path):
 def test_what_the_program_may_read_is_asked_for(code, flag, tmp_path):
     place = call_of_model(tmp_path, code)
     assert unread_flag(place, [place.program]) == flag
+
+
+@pytest.mark.parametrize(
+    ("code", "which"),
+    [
+        ("out = model(x)\ny = out.logits", "none"),
+        ("out = model(x)\ny = out.hidden_states[-1]", "last"),
+        ("out = model(x)\ny = out['hidden_states'][-1]", "last"),
+        ("out = model(x)\ny = out.hidden_states[-1]\nz = out.hidden_states[4]", "any"),
+        ("out = model(x)\ny = out.hidden_states", "any"),
+        ("out = model(x)\ny = out[2]", "any"),
+        ("def f(x):\n    return model(x)\ny = f(x)[-1]\nz = rows[2]", "any"),
+    ],
+)
+def test_which_results_of_layers_are_read(code, which, tmp_path):
+    place = call_of_model(tmp_path, code)
+    assert states_read(place, [place.program], "output_hidden_states") == which

@@ -33,6 +33,9 @@ def test_a_line_under_no_grad_is_known_by_its_source_or_by_its_decorator_s_frame
     wrapper = Frame("decorate_context", "/venv/site-packages/torch/utils/_contextlib.py", 120)
     assert without_gradients([library, wrapper, Frame("plain", str(path), 13)])
     assert not without_gradients([library, Frame("plain", str(path), 13)])
+    closure = Frame("Closure.closure", "/venv/site-packages/library/loop.py", 131)
+    step = Frame("SGD.step", "/venv/site-packages/torch/optim/sgd.py", 116)
+    assert not without_gradients([closure, wrapper, Frame("plain", str(path), 13), step])
 
 
 AUTOCAST = """\

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 
@@ -12,18 +13,19 @@ from memprof.rules.case import Case
 from memprof.rules.forward_passes import runs_within
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.source_code.idioms import keyword
+from memprof.source_code.idioms import arguments_named, keyword
 from memprof.source_code.program import Place, Program, assigned, calls_in, place_of
 from memprof.trace import Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Ints, Window
 
-__all__ = ["RULE", "may_read_cache", "unread_flag"]
+__all__ = ["RULE", "may_read_cache", "states_read", "unread_flag"]
 
 _LEAST_SHARE = 0.1
 """Of the peak."""
+_STATES_FLAG = "output_hidden_states"
 _FLAGS = {
-    "output_hidden_states": (
+    _STATES_FLAG: (
         *("hidden_states", "encoder_hidden_states", "decoder_hidden_states"),
         "image_hidden_states",
     ),
@@ -32,17 +34,30 @@ _FLAGS = {
     ),
 }
 """Arguments of models of transformers, and the fields of what they return that they fill."""
+_NONE, _LAST, _ANY = "none", "last", "any"
 _CACHE_FLAG = "use_cache"
-_CACHE_FIELD = "past_key_values"
-"""What a model that can generate keeps for the next token, unless it is told not to."""
+_CACHE_FIELDS = ("past_key_values", "cache")
+"""What a model that can generate keeps for the next token, unless it is told not to: its name until
+transformers 5.20 or so, and since."""
 _KEYS_AND_VALUES = 2
 """Tensors of a layer that its attention reads together."""
 _CACHES = "/transformers/cache_utils.py"
 _GENERATION = "/transformers/generation/"
 
 
-_Asks = Callable[[Window, int], "tuple[Frame | None, str]"]
-"""Of a lifetime the line that asks for it, and the argument that does."""
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """The line that calls a model, and the argument that asks for what is kept."""
+
+    frame: Frame
+    flag: str
+    asked_in: Place | None = None
+    """The statement that says so, if another: a configuration is made there."""
+    last_is_read: bool = False
+
+
+_Asks = Callable[[Window, int], "_Call | None"]
+"""Of a lifetime what asks for it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +67,8 @@ class UnreadOutputs(Match):
     flag: str = ""
     filename: str = ""
     line: int = 0
+    last_is_read: bool = False
+    """Of the results of all layers the last one, and no other."""
 
 
 class UnreadOutputsOfModels(WasteRule[UnreadOutputs]):
@@ -75,6 +92,8 @@ class UnreadOutputsOfModels(WasteRule[UnreadOutputs]):
         if match.flag == _CACHE_FLAG:
             return "are keys and values of all layers, for next tokens that nothing asks for"
         what = match.flag.removeprefix("output_").replace("_", " ")
+        if match.last_is_read:
+            return f"are {what} of all layers, of which the last are read"
         return f"are {what} of all layers, which a call asks for and nothing reads"
 
     def advice(self, match: UnreadOutputs, case: Case) -> Iterator[Advice]:
@@ -89,10 +108,13 @@ class UnreadOutputsOfModels(WasteRule[UnreadOutputs]):
                 typed="outputs = model(**inputs, use_cache=False)",
             )
             return
+        instead = ""
+        if match.last_is_read and match.flag == _STATES_FLAG:
+            instead = " (the last are `last_hidden_state` of the model without its head)"
         yield Advice(
             "drop_outputs",
             f"`{match.flag}=True` has the model return {format_bytes(match.nbytes)} that nothing "
-            "reads: leave it out.",
+            f"reads: leave it out{instead}.",
             place or case.site,
         )
 
@@ -102,46 +124,69 @@ def _matches(window: Window, kept: Bools, asks: _Asks) -> Iterator[UnreadOutputs
     rows = np.flatnonzero(kept & window.at_peak)
     if not len(rows) or window.share(int(window.lives.size[rows].sum())) < _LEAST_SHARE:
         return
-    frame, flag = asks(window, int(rows[0]))
-    if frame is None:
+    call = asks(window, int(rows[0]))
+    if call is None:
         return
     stacks = np.unique(window.lives.stack[kept]).tolist()
-    own = [stack for stack in stacks if frame in window.trace.stack(stack)]
+    own = [stack for stack in stacks if call.frame in window.trace.stack(stack)]
     every = np.flatnonzero(kept & np.isin(window.lives.stack, own))
+    ends = _ends_of_use(window, every, _KEYS_AND_VALUES if call.flag == _CACHE_FLAG else 1)
+    if call.last_is_read:
+        is_unread = ~_are_last(window, every)
+        every, ends = every[is_unread], ends[is_unread]
     there = every[window.at_peak[every]]
-    ends = _ends_of_use(window, every, _KEYS_AND_VALUES if flag == _CACHE_FLAG else 1)
+    if not len(there):
+        return
+    asked_in = call.asked_in
     yield UnreadOutputs(
         row=int(there[0]),
         rows=there,
         nbytes=int(window.lives.size[there].sum()),
         saving=window.replayed(window.ended_at(every, ends)),
-        flag=flag,
-        filename=frame.filename,
-        line=frame.line,
+        flag=call.flag,
+        filename=asked_in.program.filename if asked_in is not None else call.frame.filename,
+        line=asked_in.line if asked_in is not None else call.frame.line,
+        last_is_read=call.last_is_read,
     )
 
 
-def _asks_by_flag(window: Window, row: int) -> tuple[Frame | None, str]:
-    """The innermost line that says so, and what it says."""
-    for frame in window.user_frames(window.stack(row)):
+def _are_last(window: Window, rows: Ints) -> Bools:
+    """Which of some results of layers is its pass' last: it is gone when the next one is made."""
+    lives = window.lives
+    return np.append(lives.free[rows[:-1]] <= lives.alloc[rows[1:]], [True])[: len(rows)]
+
+
+def _asks_by_flag(window: Window, row: int) -> _Call | None:
+    """The innermost line that says so, or that calls a model of which a configuration does."""
+    frames = window.user_frames(window.stack(row))
+    for frame in frames:
         place = place_of(frame)
         flag = unread_flag(place, window.programs) if place is not None else ""
-        if flag:
-            return frame, flag
-    return None, ""
+        if place is not None and flag:
+            which = states_read(place, window.programs, flag)
+            return _Call(frame, flag, last_is_read=which == _LAST)
+    innermost = place_of(frames[0]) if frames else None
+    if innermost is None or _is_taken_apart(innermost):
+        return None
+    for flag in _FLAGS:
+        asked = [one for one in arguments_named(window.programs, flag) if _is_true(one[1])]
+        which = states_read(innermost, window.programs, flag)
+        if len(asked) == 1 and which != _ANY:
+            return _Call(frames[0], flag, asked[0][0], which == _LAST)
+    return None
 
 
-def _asks_by_default(window: Window, row: int) -> tuple[Frame | None, str]:
+def _asks_by_default(window: Window, row: int) -> _Call | None:
     """The program's own call of the model, where nothing names the keys and values it returns."""
     stack = window.stack(row)
     frame = next(iter(window.user_frames(stack)), None)
     place = place_of(frame) if frame is not None else None
     if frame is None or place is None or may_read_cache(place, window.programs):
-        return None, ""
+        return None
     inner = stack[: stack.index(frame)]
     is_called = bool(inner) and _is_call_of_module(inner[-1])
     is_generated = any(_GENERATION in _posix(one) for one in inner)
-    return (frame, _CACHE_FLAG) if is_called and not is_generated else (None, "")
+    return _Call(frame, _CACHE_FLAG) if is_called and not is_generated else None
 
 
 def _is_call_of_module(frame: Frame) -> bool:
@@ -164,10 +209,12 @@ def may_read_cache(place: Place, programs: Sequence[Program]) -> bool:
 
 def _names_cache(node: ast.AST) -> bool:
     if isinstance(node, ast.Name):
-        return node.id == _CACHE_FIELD
+        return node.id == _CACHE_FIELDS[0]  # a variable of the other name may be anything
     if isinstance(node, ast.keyword):
-        return node.arg == _CACHE_FIELD
-    return _is_of_field(node, (_CACHE_FIELD,))
+        return node.arg in _CACHE_FIELDS
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return node.attr in _CACHE_FIELDS[: 1 if node.value.id == "self" else 2]
+    return _is_of_field(node, _CACHE_FIELDS[:1])
 
 
 def _is_read_by_name(place: Place) -> bool:
@@ -199,20 +246,44 @@ def _with_one_field_read(tree: ast.AST) -> Iterator[ast.expr]:
 
 
 def unread_flag(place: Place, programs: Sequence[Program]) -> str:
-    """The argument of a statement's call that asks for what no program reads; empty without one."""
-    if any(isinstance(one, ast.Tuple) for one in getattr(place.statement, "targets", ())):
-        return ""  # the result is taken apart
+    """The argument of a statement's call that asks for what no program reads, or but the last of.
+
+    Empty without one.
+    """
+    if _is_taken_apart(place):
+        return ""
     for call in calls_in(place.statement):
-        for flag, fields in _FLAGS.items():
-            value = keyword(call, flag)
-            is_asked = isinstance(value, ast.Constant) and value.value is True
-            if is_asked and not any(_may_read(program, fields) for program in programs):
+        for flag in _FLAGS:
+            if _is_true(keyword(call, flag)) and states_read(place, programs, flag) != _ANY:
                 return flag
     return ""
 
 
-def _may_read(program: Program, fields: Sequence[str]) -> bool:
-    """Whether a program names one of the fields, or takes a result apart by places."""
+def _is_taken_apart(place: Place) -> bool:
+    return any(isinstance(one, ast.Tuple) for one in getattr(place.statement, "targets", ()))
+
+
+def _is_true(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Constant) and value.value is True
+
+
+def states_read(place: Place, programs: Sequence[Program], flag: str) -> str:
+    """What programs read of the fields that an argument fills: ``"none"``, ``"last"``, ``"any"``.
+
+    ``"last"``: nothing but ``output.hidden_states[-1]``. Any of them may be meant where a program
+    takes something apart by places, unless all reads of the call's result are of fields by name.
+
+    Args:
+        place: the statement that calls the model.
+        programs: all of them.
+        flag: the argument.
+    """
+    by_name = _is_read_by_name(place)
+    reads = {_read_in(program, _FLAGS[flag], by_name=by_name) for program in programs}
+    return next((one for one in (_ANY, _LAST) if one in reads), _NONE)
+
+
+def _read_in(program: Program, fields: Sequence[str], *, by_name: bool) -> str:
     nodes = list(program.nodes)
     lists = {
         target.id
@@ -220,7 +291,23 @@ def _may_read(program: Program, fields: Sequence[str]) -> bool:
         for target, value in assigned(node)
         if isinstance(target, ast.Name) and isinstance(value, (ast.List, ast.ListComp))
     }
-    return any(_is_of_field(node, fields) or _takes_by_place(node, lists, 2) for node in nodes)
+    last = {id(node.value) for node in nodes if _takes_last(node, fields)}
+    # of `output["hidden_states"]` the name is a node by itself
+    last |= {id(child) for node in nodes if id(node) in last for child in ast.walk(node)}
+    others = (node for node in nodes if id(node) not in last)
+    if any(_is_of_field(one, fields) for one in others):
+        return _ANY
+    if not by_name and any(_takes_by_place(one, lists, 2) for one in nodes):
+        return _ANY
+    return _LAST if last else _NONE
+
+
+def _takes_last(node: ast.AST, fields: Sequence[str]) -> TypeGuard[ast.Subscript]:
+    """``output.hidden_states[-1]``, ``output["hidden_states"][-1]``."""
+    if not isinstance(node, ast.Subscript) or ast.unparse(node.slice) != "-1":
+        return False
+    value = node.value
+    return _is_of_field(value.slice if isinstance(value, ast.Subscript) else value, fields)
 
 
 def _is_of_field(node: ast.AST, fields: Sequence[str]) -> bool:
