@@ -276,8 +276,8 @@ class _Leak:
         if last < 0 or not len(births):
             return False
         first_step, last_step = self.survival.steps[np.minimum(births[[0, -1]], last)].tolist()
-        there = int(self.survival.lives.size[rows[self.survival.outlast(rows)]].sum())
-        return stays_level(self.device.steps, first_step, last_step, there)
+        grown = round(self.cluster.per_step * (last_step - first_step))
+        return stays_level(self.device.steps, first_step, last_step, grown)
 
     @property
     def is_of_few_models(self) -> bool:

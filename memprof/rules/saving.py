@@ -64,7 +64,9 @@ def at_overall_peak(saving: Saving, case: Case) -> Saving:
     if window is None or device is None:
         return saving
     overall = device.peak_allocated
-    if overall <= saving.before or not saving.bytes or finding.growth.is_replaced:
+    if finding.growth.is_replaced:
+        return _with_growth_before(saving, finding, window, device)
+    if overall <= saving.before or not saving.bytes:
         return saving
     since, until = _step_of_peak(window), _step_of_highest(device)
     grown = round(finding.bytes_per_step * (until - since))
@@ -72,6 +74,22 @@ def at_overall_peak(saving: Saving, case: Case) -> Saving:
         grown = min(grown, _risen_between(device, since, until, unknown=grown))
     saved = max(0, saving.bytes + grown)
     return Saving(overall, max(saving.after, overall - saved))
+
+
+def _with_growth_before(
+    saving: Saving, finding: RuleFinding, window: Window, device: DeviceExamination
+) -> Saving:
+    """The saving of what is made anew and larger, with its growth before the window.
+
+    In the window it would be as small as it was the first time there.
+    """
+    steps = window.step_of_event
+    first = int(steps[0]) if len(steps) else -1
+    if not 0 <= finding.first_step < first:
+        return saving
+    grown = round(finding.bytes_per_step * (first - finding.first_step))
+    grown = min(grown, _risen_between(device, finding.first_step, first, unknown=0))
+    return Saving(saving.before, max(0, saving.after - grown))
 
 
 def survivors(finding: RuleFinding, window: Window) -> Ints:

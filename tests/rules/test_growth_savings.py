@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from memprof.loading import load
 from memprof.records import Finding, Holder, StepColumns
 from memprof.reference_chain import Link, LinkKind
+from memprof.rules.case import Case
 from memprof.rules.ranked_findings import findings
+from memprof.rules.saving import at_overall_peak
 from memprof.testing import TraceBuilder
 from memprof.trace import Frame, Phase
+from memprof.views.examination import examine
+from memprof.views.peak_without import Saving
 from tests.rules.recorded import Recording
 
 MIB = 1 << 20
@@ -243,3 +249,33 @@ def test_a_hook_that_goes_keeps_nothing_of_rare_calls_either(tmp_path):
     assert by_fix["remove_hook"].peak_before == WEIGHTS + kept
     assert by_fix["remove_hook"].peak_after <= WEIGHTS + (1 + 3 * 4) * MIB  # of the last 30 steps
     assert by_fix["del_ref"].peak_after >= WEIGHTS + 0.4 * 4 * RECORDED * MIB
+
+
+def test_what_is_made_anew_and_larger_was_growing_before_its_window_as_well(tmp_path):
+    """In its window it would be as small as at first with what came before it taken off, too."""
+    source = tmp_path / "train.py"
+    source.write_text("def main():\n    for x in loader:\n        c = torch.cat([c, x])\n")
+    trace, first = TraceBuilder(device="cpu").existing(WEIGHTS, "weights"), 60
+    trace.label(step=first - 1).existing(first * MIB, f"cache{first - 1}")
+    numbers = list(range(first + RECORDED))
+    for step in numbers[first:]:
+        made_at = (Frame("main", str(source), 3),)
+        trace.label(step=step).alloc((step + 1) * MIB, f"cache{step}", stack=made_at)
+        trace.free(f"cache{step - 1}")
+    columns = StepColumns(
+        first=numbers,
+        last=numbers,
+        allocated=[WEIGHTS + (step + 1) * MIB for step in numbers],
+        window=[0 if step >= first else -1 for step in numbers],
+    )
+    links = [Link(LinkKind.GLOBAL, "c", "__main__")]
+    holder = Holder(LinkKind.GLOBAL, str(source), 3, "c = torch.cat([c, x])", links)
+    search = Finding("holders", device="cpu", step=numbers[-1], stack=0, holders=[holder])
+    run = load(Recording((trace,), columns, (search,)).write(tmp_path / "run.json"))
+    (found,) = (one for one in findings(run) if one.bytes_per_step)
+    assert (found.growth.is_replaced, found.bytes_per_step) == (True, MIB)
+    in_window = found.remedies[0]
+    saving = Saving(in_window.peak_before, in_window.peak_after)
+    since_start = Case(dataclasses.replace(found, first_step=0), examine(run))
+    whole = at_overall_peak(saving, since_start)
+    assert whole == Saving(saving.before, saving.after - first * MIB)
