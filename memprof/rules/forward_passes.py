@@ -42,8 +42,8 @@ class Passes:
     """The lifetime whose line and stack stand for all of their activations."""
     rows: Ints
     """The step's activations that are there at the peak."""
-    beginning: tuple[int, int]
-    """Stack and module of a tensor that each pass makes once, near its beginning."""
+    beginning: tuple[int, int, int]
+    """Stack and module of the first tensors that a pass makes, and how many such each pass makes."""
     calls: tuple[Place, ...]
     """The user's statements that call them in a loop, innermost first."""
 
@@ -73,6 +73,9 @@ def forward_passes(window: Window) -> Passes | None:
         return None
     pass_mask = window.made_in == window.step_of_event[window.peak.event]
     pass_mask &= window.category == Category.ACTIVATION
+    # What was gone before any of those at the peak were made is of other graphs.
+    oldest = window.lives.alloc[pass_mask & window.at_peak].min(initial=window.events)
+    pass_mask &= window.lives.free > oldest
     number, rows, first = _repetitions(window, np.flatnonzero(pass_mask & (window.module > 0)))
     sizes = window.lives.size
     # One line may well make two tensors (`table(x) + arange(n)`); repeated passes repeat the most.
@@ -87,7 +90,9 @@ def forward_passes(window: Window) -> Passes | None:
         return None
     mask = np.zeros(len(window.lives), dtype=bool)
     mask[rows] = True
-    beginning = int(window.lives.stack[first]), int(window.module[first])
+    stack, module = int(window.lives.stack[first]), int(window.module[first])
+    of_first = (window.lives.stack[rows] == stack) & (window.module[rows] == module)
+    beginning = stack, module, max(1, int(of_first.sum()) // number)
     return Passes(number, window.main_site(mask), there, beginning, calls)
 
 
@@ -95,9 +100,9 @@ def _repetitions(window: Window, rows: Ints) -> tuple[int, Ints, int]:
     """Number of forward passes in the step, the rows that they made, and the first row of one.
 
     A pass is what makes most of the bytes again by the same stacks in the same modules; the first
-    row is one that each pass makes once, or -1 where nothing is made twice. A line that runs
-    several times in a pass does so a multiple of that. An operator with several results makes them
-    at once: that is one time.
+    row is the earliest that is made so, or -1 where nothing is made twice. A line that runs several
+    times in a pass does so a multiple of that. An operator with several results makes them at once:
+    that is one time.
     """
     events = window.trace.events
     allocs = np.flatnonzero(events.action == Action.ALLOC)
@@ -110,9 +115,9 @@ def _repetitions(window: Window, rows: Ints) -> tuple[int, Ints, int]:
     shared = {t: int(sizes[of_row % t == 0].sum()) for t in set(times.values()) if t > 1}
     most = max(shared.values(), default=0)
     passes = max((t for t in shared if shared[t] >= _NEARLY_ALL * most), default=1)
-    once = rows[of_row == passes]
-    first = int(once[window.lives.alloc[once].argmin()]) if passes > 1 else -1
-    return passes, rows[of_row % passes == 0], first
+    repeated = rows[of_row % passes == 0]
+    first = int(repeated[window.lives.alloc[repeated].argmin()]) if passes > 1 else -1
+    return passes, repeated, first
 
 
 def _repeated(window: Window, rows: Ints, times: int) -> Ints:
@@ -144,7 +149,7 @@ def _block(module: str) -> str:
     return parts[0] if cut is None else ".".join(parts[: cut + 1])
 
 
-def checkpointed(window: Window, beginning: tuple[int, int] | None = None) -> Saving:
+def checkpointed(window: Window, beginning: tuple[int, int, int] | None = None) -> Saving:
     """With the output of each block kept, and the rest made again in its backward pass.
 
     Blocks of one operator each are taken together: √n of n at a time (Chen et al. 2016). With a
@@ -195,24 +200,29 @@ def _blocks_of_steps(window: Window) -> Iterator[list[Ints]]:
         yield [rows[segment == one] for one in np.unique(segment)]
 
 
-def _passes_of_steps(window: Window, stack: int, module: int) -> Iterator[list[Ints]]:
+def _passes_of_steps(window: Window, stack: int, module: int, times: int) -> Iterator[list[Ints]]:
     """The same by passes, of which each begins where ``stack`` makes a tensor in ``module``."""
     activations = np.flatnonzero(window.category == Category.ACTIVATION)
-    for begins, in_pass in _beginnings(window, stack, module):
+    for begins, in_pass in _beginnings(window, stack, module, times):
         rows = activations[in_pass[activations]]
         number = np.searchsorted(begins, window.lives.alloc[rows], side="right")
         yield [rows[number == one] for one in np.unique(number)]
 
 
-def _beginnings(window: Window, stack: int, module: int) -> Iterator[tuple[Ints, Bools]]:
-    """For every step the events at which its passes begin, and whether it made each lifetime."""
+def _beginnings(
+    window: Window, stack: int, module: int, times: int
+) -> Iterator[tuple[Ints, Bools]]:
+    """For every step the events at which its passes begin, and whether it made each lifetime.
+
+    Each pass makes so many of the tensors by which it is known.
+    """
     lives = window.lives
     marks = np.flatnonzero((lives.stack == stack) & (window.module == module) & (lives.alloc >= 0))
     for step in np.unique(window.made_in[marks]):
-        yield lives.alloc[marks[window.made_in[marks] == step]], window.made_in == step
+        yield lives.alloc[marks[window.made_in[marks] == step]][::times], window.made_in == step
 
 
-def one_at_a_time(window: Window, beginning: tuple[int, int]) -> Saving:
+def one_at_a_time(window: Window, beginning: tuple[int, int, int]) -> Saving:
     """With a backward pass after each forward pass, and not one for the sum of their losses.
 
     ``beginning`` is that of `Passes`. The gradients are there from the first backward pass on.
@@ -223,15 +233,15 @@ def one_at_a_time(window: Window, beginning: tuple[int, int]) -> Saving:
     start: list[Ints] = []
     end: list[Ints] = []
     for begins, in_pass in _beginnings(window, *beginning):
-        for category in (Category.ACTIVATION, Category.INPUT):
-            own = np.flatnonzero(in_pass & freed & (window.category == category))
-            following = np.searchsorted(begins, lives.alloc[own], side="right")
-            # An input is there before the pass that it is for begins.
-            following += category == Category.INPUT
-            own, following = own[following < len(begins)], following[following < len(begins)]
-            rows.append(own)
-            start.append(begins[following] - 1)
-            end.append(lives.free[own])
+        own = np.flatnonzero(in_pass & freed & ~gradients & ~window.has_owner)
+        following = np.searchsorted(begins, lives.alloc[own], side="right")
+        # An input is there before the pass that it is for begins.
+        following += window.category[own] == Category.INPUT
+        own, following = own[following < len(begins)], following[following < len(begins)]
+        is_longer = lives.free[own] >= begins[following]
+        rows.append(own[is_longer])
+        start.append(begins[following[is_longer]] - 1)
+        end.append(lives.free[own[is_longer]])
         if len(begins) > 1:
             own = np.flatnonzero(in_pass & gradients)
             rows.append(own)
