@@ -71,6 +71,20 @@ class DividedWhenRead:
         return (self.frames[number : number + 4].float() / 255).mean().item()
 
 
+class OfTiles:
+    """Frames of tiles, which have one colour each: the same values are there again and again."""
+
+    def __init__(self):
+        self.frames = torch.zeros(FRAMES, 3, SIDE, SIDE)
+
+    def step(self, number):
+        for at in range(FRAMES if number == 0 else 1):
+            tiles = torch.from_numpy(chance.integers(1, 251, size=(3, 8, 8), dtype=np.uint8))
+            frame = tiles.repeat_interleave(4, 1).repeat_interleave(4, 2)
+            self.frames[(number + at) % FRAMES] = frame
+        return (self.frames[number] / 255.0).mean().item()
+
+
 class OfBytes:
     """Bytes are kept, and a batch of them is divided."""
 
@@ -125,6 +139,10 @@ def fires_where_parts_are_read():
     return DividedWhenRead().step
 
 
+def fires_on_tiles():
+    return OfTiles().step
+
+
 def looks_alike():
     return OfBytes().step
 
@@ -171,6 +189,7 @@ def kept_bytes(program, path):
         ),
         (fires_on_a_chain, "self.frames = images.float().div_(255).sub_(0.5).div_(0.25)"),
         (fires_where_parts_are_read, "self.frames = torch.zeros(FRAMES, 3, SIDE, SIDE)"),
+        (fires_on_tiles, "self.frames = torch.zeros(FRAMES, 3, SIDE, SIDE)"),
     ],
 )
 def test_three_quarters_are_saved_where_the_bytes_are_kept(program, code, tmp_path):

@@ -34,6 +34,8 @@ _LEAST_SHARE = 0.1
 """Of the peak."""
 _NEARLY_ALL = 0.8
 """Of the peak, from which what only samples tell is a headline."""
+_REPEATED = 3
+"""Times that the same values are there: to keep them once saves as much."""
 _HIGHEST = 255
 """Of a byte."""
 _FLOAT = 4
@@ -65,7 +67,7 @@ class BytesAsFloats(WasteRule[Bytes]):
     name = "bytes-as-floats"
     summary = "values of 0 to 255 are kept in a floating type"
     fixes = ("keep_bytes",)
-    yields_to = ("mostly-zeros", "same-values")
+    yields_to = ("mostly-zeros",)
 
     def matches(self, window: Window) -> Iterator[Bytes]:
         """What stays over the steps and is filled with, or made of, a quotient by 255.
@@ -148,7 +150,8 @@ def _of_few_values(window: Window) -> Bytes | None:
     few = np.zeros(len(window.lives), dtype=bool)
     known = values_by_stack_and_size(window)
     for (stack, size), values in known.items():
-        if values.distinct and values.item_bytes >= _FLOAT:
+        is_repeated = max(values.repeats, values.same) >= _REPEATED  # those are the same values
+        if values.distinct and values.item_bytes >= _FLOAT and not is_repeated:
             few |= (window.lives.stack == stack) & (window.lives.requested == size)
     if window.share(window.bytes_of(few & mask)) < _LEAST_SHARE:
         return None

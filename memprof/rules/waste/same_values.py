@@ -40,7 +40,10 @@ class SameValuesRule(WasteRule[SameValues]):
     name = "same-values"
     summary = "several tensors have the same values, or one has them again and again"
     fixes = ("store_once", "reshape")
-    yields_to = ("repeated", "copy-of-model", "frozen-twin", "second-states", "mostly-zeros")
+    yields_to = (
+        *("repeated", "copy-of-model", "frozen-twin", "second-states", "mostly-zeros"),
+        "bytes-as-floats",  # what the source tells; by their values alone they are none there
+    )
 
     def matches(self, window: Window) -> Iterator[SameValues]:
         """What is there at the peak, by samples of its values."""
