@@ -43,7 +43,7 @@ class Passes:
     rows: Ints
     """The step's activations that are there at the peak."""
     beginning: tuple[int, int, int]
-    """Stack and module of the first tensors that a pass makes, and how many such each pass makes."""
+    """Stack and module of the first tensors that a pass makes, and how many of them each makes."""
     calls: tuple[Place, ...]
     """The user's statements that call them in a loop, innermost first."""
 

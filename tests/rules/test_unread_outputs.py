@@ -105,6 +105,39 @@ def generates():
     return step
 
 
+TOKENS = 6
+
+
+def completes(**asked):
+    def program():
+        model = decoder()
+        generation = library("generation", "transformers/generation/utils.py")
+
+        @torch.no_grad()
+        def step(number):
+            if asked:
+                out = generation.sample(model, torch.ones(ROWS, WIDTH), TOKENS, output_scores=True)
+            else:
+                out = generation.sample(model, torch.ones(ROWS, WIDTH), TOKENS)
+            return out["sequences"].sum().item()
+
+        return step
+
+    return program
+
+
+def test_scores_of_tokens_that_nothing_reads_are_not_to_be_asked_for(tmp_path):
+    found, *_ = findings_of(completes(output_scores=True), tmp_path / "run.json")
+    (remedy,) = found.remedies
+    assert (found.rule, remedy.fix) == ("unread-outputs", "drop_outputs")
+    assert found.title.endswith("are scores of every new token, which a call asks for and "
+                                "nothing reads")  # fmt: skip
+    assert remedy.code.endswith("TOKENS, output_scores=True)")
+    record(completes(), tmp_path / "mended.json")
+    (mended,) = examine(load(tmp_path / "mended.json")).devices
+    assert remedy.peak_after == mended.peak_allocated
+
+
 def test_keys_and_values_are_for_who_generates(tmp_path):
     found, *_ = findings_of(scores, tmp_path / "run.json")
     (remedy,) = found.remedies

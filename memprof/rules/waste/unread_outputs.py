@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -34,6 +34,9 @@ _FLAGS = {
     ),
 }
 """Arguments of models of transformers, and the fields of what they return that they fill."""
+_OF_TOKENS = {"output_scores": ("scores",), "output_logits": ("logits",)}
+"""The same of what `generate` keeps for each new token."""
+_FEWEST_TOKENS = 4
 _NONE, _LAST, _ANY = "none", "last", "any"
 _CACHE_FLAG = "use_cache"
 _CACHE_FIELDS = ("past_key_values", "cache")
@@ -86,12 +89,15 @@ class UnreadOutputsOfModels(WasteRule[UnreadOutputs]):
         of_cache = kept & np.isin(window.lives.stack, _stacks_of_caches(window, kept))
         yield from _matches(window, kept & ~of_cache, _asks_by_flag)
         yield from _matches(window, of_cache, _asks_by_default)
+        yield from _matches(window, _kept_of_tokens(window), _asks_for_tokens)
 
     def title(self, match: UnreadOutputs) -> str:
         """Say what they are."""
         if match.flag == _CACHE_FLAG:
             return "are keys and values of all layers, for next tokens that nothing asks for"
         what = match.flag.removeprefix("output_").replace("_", " ")
+        if match.flag in _OF_TOKENS:
+            return f"are {what} of every new token, which a call asks for and nothing reads"
         if match.last_is_read:
             return f"are {what} of all layers, of which the last are read"
         return f"are {what} of all layers, which a call asks for and nothing reads"
@@ -176,6 +182,16 @@ def _asks_by_flag(window: Window, row: int) -> _Call | None:
     return None
 
 
+def _asks_for_tokens(window: Window, row: int) -> _Call | None:
+    """The line that asks `generate` for what it computed each new token from."""
+    for frame in window.user_frames(window.stack(row)):
+        place = place_of(frame)
+        flag = unread_flag(place, window.programs, _OF_TOKENS) if place is not None else ""
+        if flag:
+            return _Call(frame, flag)
+    return None
+
+
 def _asks_by_default(window: Window, row: int) -> _Call | None:
     """The program's own call of the model, where nothing names the keys and values it returns."""
     stack = window.stack(row)
@@ -245,15 +261,17 @@ def _with_one_field_read(tree: ast.AST) -> Iterator[ast.expr]:
                 yield node.value
 
 
-def unread_flag(place: Place, programs: Sequence[Program]) -> str:
+def unread_flag(
+    place: Place, programs: Sequence[Program], flags: Mapping[str, Sequence[str]] = _FLAGS
+) -> str:
     """The argument of a statement's call that asks for what no program reads, or but the last of.
 
-    Empty without one.
+    Empty without one. ``flags`` are the arguments, each with the fields that it fills.
     """
     if _is_taken_apart(place):
         return ""
     for call in calls_in(place.statement):
-        for flag in _FLAGS:
+        for flag in flags:
             if _is_true(keyword(call, flag)) and states_read(place, programs, flag) != _ANY:
                 return flag
     return ""
@@ -279,7 +297,8 @@ def states_read(place: Place, programs: Sequence[Program], flag: str) -> str:
         flag: the argument.
     """
     by_name = _is_read_by_name(place)
-    reads = {_read_in(program, _FLAGS[flag], by_name=by_name) for program in programs}
+    fields = _FLAGS[flag] if flag in _FLAGS else _OF_TOKENS[flag]
+    reads = {_read_in(program, fields, by_name=by_name) for program in programs}
     return next((one for one in (_ANY, _LAST) if one in reads), _NONE)
 
 
@@ -350,6 +369,25 @@ def _kept_beyond_pass(window: Window) -> Bools:
     others = [stack for stack in stacks if not _is_of_library(window, stack)]
     kept &= ~np.isin(lives.stack, others)
     return kept
+
+
+def _kept_of_tokens(window: Window) -> Bools:
+    """What the loop of `generate` makes itself, where several of one line are there at once."""
+    there = window.at_peak & ~window.has_owner & (window.lives.alloc >= 0)
+    stacks, number = np.unique(window.lives.stack[there], return_counts=True)
+    own = [
+        stack
+        for stack in stacks[number >= _FEWEST_TOKENS].tolist()
+        if _is_made_in(window.trace.stack(stack), _GENERATION)
+    ]
+    return ~window.has_owner & (window.lives.alloc >= 0) & np.isin(window.lives.stack, own)
+
+
+def _is_made_in(stack: tuple[Frame, ...], path: str) -> bool:
+    """Whether the innermost frame that is not torch's is in a file below a path."""
+    outside = (one for one in stack if frame_kind(one.filename) is not FrameKind.TORCH)
+    innermost = next(outside, None)
+    return innermost is not None and path in _posix(innermost)
 
 
 def _stacks_of_caches(window: Window, kept: Bools) -> list[int]:
