@@ -117,6 +117,27 @@ def test_the_generator_is_to_be_called_without_a_graph_where_the_critic_learns(t
     assert first.saves_bytes == found.match.saving.bytes >= 3 * ROWS * WIDTH * 4
 
 
+def trains_it_now_and_then():
+    """The recording ends after passes whose gradients the generator's next step would clear."""
+    both = Adversaries()
+
+    def step(number):
+        both.train_critic()
+        if number % 5 == 4:
+            both.train_generator()
+
+    return step
+
+
+def test_the_passes_at_the_end_are_as_those_before_them(tmp_path):
+    (found,) = [
+        one
+        for one in findings_of(trains_it_now_and_then, tmp_path / "run.json")
+        if one.rule == "discarded-gradients"
+    ]
+    assert found.remedies[0].saves_bytes >= 3 * ROWS * WIDTH * 4
+
+
 @pytest.mark.parametrize("program", [detaches, learns_its_input])
 def test_a_graph_that_serves_what_is_trained_is_none_for_nothing(program, tmp_path):
     assert "discarded-gradients" not in names(program, tmp_path / "run.json")

@@ -150,13 +150,14 @@ def _graphs_for_nothing(
 ) -> tuple[Ints, Ints, frozenset[int]] | None:
     """Activations and gradients of modules in passes that train others, and what these train.
 
-    None where one such gradient is read by a step of their own after all, or may be yet.
+    None where one such gradient is read by a step of their own after all. The passes after their
+    last step, of which the recording shows no end, are taken to end as those before them did.
     """
     lives = window.lives
     own = np.isin(window.module, list(modules))
     gradients = np.flatnonzero(own & (window.category == Category.GRADIENT))
     inside = _near(window, modules)
-    graphs, discarded = [], []
+    graphs, discarded, decided = [], [], 0
     for one in passes:
         there = gradients[(lives.alloc[gradients] <= one.end) & (lives.free[gradients] > one.end)]
         if not len(there):
@@ -165,15 +166,14 @@ def _graphs_for_nothing(
         own_steps = steps[steps > one.end]
         if len(own_steps) and own_steps[0] < until:
             return None
-        if not len(own_steps) and until == window.events:
-            continue  # the recording ends before it shows
         graph = _graph_of(window, one, inside)
         if graph is None:
             return None
+        decided += bool(len(own_steps)) or until < window.events
         graphs.append(graph)
         within = (lives.alloc >= one.begin) & (lives.alloc <= one.end)
         discarded.append(np.union1d(there, np.flatnonzero(own & within)))
-    if len(graphs) < _LEAST_PASSES or not any(len(graph) for graph in graphs):
+    if decided < _LEAST_PASSES or not any(len(graph) for graph in graphs):
         return None
     trained = frozenset().union(*(one.trained for one in passes))
     return np.unique(np.concatenate(graphs)), np.unique(np.concatenate(discarded)), trained

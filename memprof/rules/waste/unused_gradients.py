@@ -26,6 +26,8 @@ __all__ = ["RULE", "UnreadGradients"]
 
 _FEWEST_LEFT = 8
 """Steps for which gradients are left alone: a critic may be trained in every fifth step."""
+_WITHOUT_STATES = "SGD"
+"""Unless it has a momentum."""
 _MODULE_CALL = "_wrapped_call_impl"
 """How torch names the function that calls a module, once for each call."""
 
@@ -67,7 +69,9 @@ class UnusedGradients(WasteRule[UnreadGradients]):
         state = set(window.module[window.category == Category.OPTIMIZER_STATE].tolist())
         staying = gradient & (window.stays | _outlast_steps(window, gradient, state))
         cleared = set(window.module[gradient & ~staying].tolist())
-        training_modules = cleared | state
+        training_modules = state if _has_states(window.programs) else cleared | state
+        if training_modules is state:  # what is without was cleared by a look at the whole model
+            staying = gradient
         # Gradients that are filled with zeros stay as well: then only state tells what is trained.
         zeroed = any(_zeroes_gradients(program) for program in window.programs)
         if not (state if zeroed else training_modules):
@@ -171,6 +175,27 @@ def _outlast_steps(window: Window, gradient: Bools, state: Collection[int]) -> B
     to_the_end = gradient & np.isin(window.module, modules) & (window.lives.free >= window.events)
     lasting: Bools = outlasting | to_the_end
     return lasting
+
+
+def _has_states(programs: Collection[Program]) -> bool:
+    """Whether the one optimizer that programs make keeps states, and nothing else reads gradients.
+
+    Of several, one may not have stepped yet.
+    """
+    made = [call for call, _ in optimizers_made(programs)]
+    is_read = any(
+        isinstance(node, ast.Attribute) and node.attr == "grad" and isinstance(node.ctx, ast.Load)
+        for program in programs
+        for node in program.nodes
+    )
+    return len(made) == 1 and _keeps_states(made[0]) and not is_read
+
+
+def _keeps_states(optimizer: ast.Call) -> bool:
+    if called_name(optimizer) != _WITHOUT_STATES:
+        return True
+    momentum = keyword(optimizer, "momentum")
+    return isinstance(momentum, ast.Constant) and bool(momentum.value)
 
 
 def _runs_within(window: Window, own: OwnGraph, trained: Collection[str]) -> bool:
