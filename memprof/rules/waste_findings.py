@@ -34,6 +34,8 @@ _MOST = 6
 _MOST_HOLDERS = 3
 _LEAST_HELD = 0.02
 """Of a match's bytes, that one stack made: who holds less is not who holds them."""
+_MOSTLY_OF = 0.1
+"""Likewise, who has a say in whether it is meant."""
 _OTHER_OPERATORS = 0.75
 """What a change to other operators counts for: one line that says `no_grad` is sooner written."""
 _MOSTLY = 0.5
@@ -91,9 +93,10 @@ def waste_of(examination: Examination) -> tuple[RuleFinding, ...]:
         for window in _peak_windows(examination)
         for candidate in _distinct(_with_setup(window, _candidates(window)))[:_MOST]
     ]
-    return tuple(
-        _finding_of(one, examination.run) for one in sorted(selection, key=lambda one: one.rank)
-    )
+    run = examination.run
+    held = [(one, _holders(one, run)) for one in selection]
+    proven = [(replace(one, match=_proven(one, holders, run)), holders) for one, holders in held]
+    return tuple(_finding_of(*one) for one in sorted(proven, key=lambda one: one[0].rank))
 
 
 def _peak_windows(examination: Examination) -> list[Window]:
@@ -145,13 +148,16 @@ def _distinct(candidates: list[_Candidate]) -> list[_Candidate]:
     return distinct
 
 
-def _holders(one: _Candidate, run: Run) -> tuple[Holder, ...]:
-    """Who held such tensors when the job looked, those of the largest first."""
+def _holders(one: _Candidate, run: Run, least: float = _LEAST_HELD) -> tuple[Holder, ...]:
+    """Who held such tensors when the job looked, those of the largest first.
+
+    Of tensors of which one stack made the ``least`` share.
+    """
     if not one.rule.names_holders:
         return ()
     lives = one.window.lives
     of_stack = np.bincount(lives.stack[one.match.rows], weights=lives.size[one.match.rows])
-    stacks = set(np.flatnonzero(of_stack >= _LEAST_HELD * of_stack.sum()).tolist())
+    stacks = set(np.flatnonzero(of_stack >= least * of_stack.sum()).tolist())
     own = int(lives.stack[one.match.row])
     searches = _searches(one, run, stacks)
     is_known = any(holder.is_named for search in searches for holder in search.holders)
@@ -179,15 +185,15 @@ def _searches(one: _Candidate, run: Run, stacks: set[int]) -> list[Finding]:
     ]
 
 
-def _proven(one: _Candidate, holders: Sequence[Holder]) -> Match:
+def _proven(one: _Candidate, holders: Sequence[Holder], run: Run) -> Match:
     """The match, no longer tentative where what holds it is nothing that anybody means to.
 
     And no longer rising where that can hold so much and no more: it only fills up. It is tentative
-    where the rule says that the program has a use for what they hold.
+    where the rule says that the program has a use for what those hold that have most of it.
     """
     if one.match.rises and any(is_kept_short(holder) for holder in holders[:1]):
         return replace(one.match, rises=False)
-    if one.rule.is_meant(holders, one.window):
+    if one.rule.is_meant(_holders(one, run, _MOSTLY_OF), one.window):
         return replace(one.match, tentative=True)
     links = {link.kind for holder in holders[:1] for link in holder.links}
     if one.match.tentative and links & one.rule.proven_by:
@@ -195,9 +201,8 @@ def _proven(one: _Candidate, holders: Sequence[Holder]) -> Match:
     return one.match
 
 
-def _finding_of(one: _Candidate, run: Run) -> RuleFinding:
-    window, holders = one.window, _holders(one, run)
-    match = _proven(one, holders)
+def _finding_of(one: _Candidate, holders: tuple[Holder, ...]) -> RuleFinding:
+    window, match = one.window, one.match
     origin = window.origin_of(match.row) if match.in_backward_of else None
     line = match.look_at or origin
     share = f" ({format_percent(match.nbytes, window.line.peak_allocated.bytes)} of the peak)"
