@@ -42,7 +42,18 @@ def by_name():
     return step
 
 
-@pytest.mark.parametrize("program", [fires, by_name])
+def of_two_vectors():
+    """Two vectors went into the matrix, and are multiplied one by one."""
+
+    def step(number):
+        x, p = torch.rand(WIDTH, ROWS), torch.rand(WIDTH)
+        w = torch.diag(p * (1 - p))
+        return (x.T @ w @ x).sum().item()
+
+    return step
+
+
+@pytest.mark.parametrize("program", [fires, by_name, of_two_vectors])
 def test_the_matrix_is_told(program, tmp_path):
     (found,) = findings_of(program, tmp_path / "run.json")
     (first,) = found.remedies

@@ -59,7 +59,7 @@ class Broadcast(WasteRule[Table]):
     name = "broadcast"
     summary = "operands of different shapes broadcast to a table of n × n"
     fixes = ("reshape", "chunk")
-    yields_to = ("grown-by-copy",)
+    yields_to = ("grown-by-copy", "diagonal-matrix")
 
     def matches(self, window: Window) -> Iterator[Table]:
         """The large tensor of the peak, where two of the square root of its values went in."""

@@ -59,7 +59,7 @@ class MadeAheadRule(WasteRule[MadeAhead]):
                 found[key].append(stack)
         for key, of_list in found.items():
             alike = np.isin(lives.stack, of_list) & ~window.has_owner
-            waiting, next_run = _wait_for(window, lists[key].loop)
+            waiting, next_run = _wait_for(window, lists[key])
             alike &= waiting
             rows = np.flatnonzero(there & alike)
             nbytes = int(lives.size[rows].sum())
@@ -88,12 +88,25 @@ class MadeAheadRule(WasteRule[MadeAhead]):
         yield Advice("yield_items", why, place or case.site)
 
 
-def _wait_for(window: Window, loop: Place) -> tuple[Bools, Ints]:
+def _wait_for(window: Window, ahead: ListAhead) -> tuple[Bools, Ints]:
     """Per lifetime: whether it was there when the loop ran next, as what a list holds is.
 
-    What the making of an item needs besides is gone by then. And the event of that run.
+    What the making of an item needs besides is gone by then. And the event of that run. A loop that
+    makes nothing, as one that works in place, is known by what is made between the two.
     """
-    filename, lines = loop.program.filename, _lines_of_body(loop)
+    loop = ahead.loop
+    runs = _events_of(window, loop.program.filename, _lines_of_body(loop))
+    if not len(runs) and not ahead.function:
+        between = range(ahead.place.lines.stop, loop.lines.stop)
+        runs = _events_of(window, loop.program.filename, between)
+    at = np.searchsorted(runs, window.lives.alloc)
+    next_run: Ints = np.append(runs, window.events)[np.minimum(at, len(runs))]
+    waiting: Bools = (window.lives.free > next_run) & (at < len(runs))
+    return waiting, next_run
+
+
+def _events_of(window: Window, filename: str, lines: range) -> Ints:
+    """The events of which some lines of a file were on the way."""
     tables = window.trace.tables
     inside = {
         row
@@ -101,11 +114,7 @@ def _wait_for(window: Window, loop: Place) -> tuple[Bools, Ints]:
         if frame.filename == filename and frame.line in lines
     }
     through = np.array([not inside.isdisjoint(stack) for stack in tables.stacks])
-    runs = np.flatnonzero(through[window.trace.events.stack])
-    at = np.searchsorted(runs, window.lives.alloc)
-    next_run: Ints = np.append(runs, window.events)[np.minimum(at, len(runs))]
-    waiting: Bools = (window.lives.free > next_run) & (at < len(runs))
-    return waiting, next_run
+    return np.flatnonzero(through[window.trace.events.stack])
 
 
 def _lines_of_body(loop: Place) -> range:

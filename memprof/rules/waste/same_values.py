@@ -10,6 +10,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.rules.values_read import Values, rows_of, values_by_stack_and_size
+from memprof.source_code.program import Place, calls_in, place_of
 from memprof.trace import EMPTY, Category, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Window
@@ -21,6 +22,7 @@ _LEAST_SHARE = 0.15
 _FEWEST = 3
 """Tensors of the same values: one copy is what many programs have."""
 _FEWEST_REPEATS = 3
+_REPEATS = "repeat_interleave"
 _TRAINED = frozenset((Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE))
 
 
@@ -78,6 +80,12 @@ class SameValuesRule(WasteRule[SameValues]):
             return
         why = f"{nbytes} are {_tensors(match)}: make it once, and hand that to all that read it."
         yield Advice("store_once", why, case.site, remains=remains)
+
+
+def _is_enlarged(place: Place | None) -> bool:
+    """Whether a statement repeats values along two dimensions, as who enlarges an image does."""
+    repeats = calls_in(place.statement, _REPEATS) if place is not None else ()
+    return len(list(repeats)) > 1
 
 
 def _is_product(times: int, extents: Sequence[int]) -> bool:
@@ -140,6 +148,8 @@ def _match(window: Window, *, is_within: bool) -> SameValues | None:
         times=times[key],
         is_within=is_within,
         shape=known[key].shape,
+        # what is enlarged so on purpose, as images are, is read as it is
+        tentative=is_within and _is_enlarged(place_of(window.frame_of(row))),
     )
 
 

@@ -11,6 +11,7 @@ from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.rules.running_variables import still_running, variable_of
 from memprof.source_code.last_reads import is_its_only_holder, last_read_before, reads_again
+from memprof.source_code.logits_read import is_product, is_read_by_cross_entropy
 from memprof.source_code.program import Place, place_of
 from memprof.trace import Category, Frame, Phase
 from memprof.units import format_bytes
@@ -24,6 +25,7 @@ _LEAST_OF_STEP = 0.2
 """… or where the same step made them: few functions let go of each value once they have read it."""
 _MOST_STACKS = 50
 """Stacks of the largest tensors in which a variable is looked for."""
+_LINEAR = "/torch/nn/modules/linear.py"
 _OF_GRAPHS = (Category.ACTIVATION, Category.GRADIENT)
 """What autograd keeps, whichever variable goes."""
 
@@ -39,6 +41,8 @@ class _Variable:
     """On which it is read last."""
     back: int
     """Place of the function's frame in a stack, counted from its outer end."""
+    is_unsaved: bool = False
+    """No graph keeps it: a product of matrices that a cross entropy alone reads."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,13 +66,17 @@ class UnreadVariable(WasteRule[UnreadValue]):
             return
         at_peak = window.trace.stack(int(window.trace.events.stack[window.peak.event]))
         lives = window.lives
-        mask = window.at_peak & ~window.has_owner & ~np.isin(window.category, _OF_GRAPHS)
+        # What lay there as a backward pass began, and outlived it, is perhaps none of its graph's.
+        outlives = (window.category == Category.ACTIVATION) & (window.freed_by != Phase.BACKWARD)
+        mask = window.at_peak & ~window.has_owner
+        mask &= ~np.isin(window.category, _OF_GRAPHS) | outlives
         total = np.bincount(lives.stack[mask], weights=lives.size[mask])
         stacks = np.argsort(-total, kind="stable")[:_MOST_STACKS]
         by_variable: dict[_Variable, list[int]] = {}
         for stack in stacks[total[stacks] > 0].tolist():
             variable = _variable(window, window.trace.stack(stack), at_peak)
-            if variable is not None:
+            of_graph = (mask & outlives & (lives.stack == stack)).any()
+            if variable is not None and (variable.is_unsaved or not of_graph):
                 # What a statement made besides its value is kept by something else.
                 last = np.flatnonzero(mask & (lives.stack == stack))[-1]
                 by_variable.setdefault(variable, []).append(int(last))
@@ -109,9 +117,18 @@ def _variable(window: Window, made_by: Sequence[Frame], now: Sequence[Frame]) ->
     name = variable_of(place, made_by[:-back])
     if not name or reads_again(place, name, line_now):
         return None
-    if not is_its_only_holder(window.programs, place, name):
+    is_unsaved = _is_of_product(made_by) and is_read_by_cross_entropy(place, name)
+    if not (is_unsaved or is_its_only_holder(window.programs, place, name)):
         return None
-    return _Variable(name, place, last_read_before(place, name, line_now), back)
+    return _Variable(name, place, last_read_before(place, name, line_now), back, is_unsaved)
+
+
+def _is_of_product(made_by: Sequence[Frame]) -> bool:
+    """Whether a stack made a product of matrices: in a linear layer, or by a statement of one."""
+    if made_by[0].filename.replace("\\", "/").endswith(_LINEAR):
+        return True
+    place = place_of(made_by[0])
+    return place is not None and is_product(place)
 
 
 def _ends_of_graphs(window: Window, made: Ints, ends: Ints) -> Ints:
@@ -133,7 +150,9 @@ def _match(window: Window, variable: _Variable, rows: Ints) -> UnreadValue | Non
     alike = np.isin(lives.stack, lives.stack[rows]) & ~window.has_owner & (lives.alloc >= 0)
     every = np.flatnonzero(alike)
     made = lives.alloc[every]
-    ends = _ends_of_graphs(window, made, _first_events_beyond(window, variable, made))
+    ends = _first_events_beyond(window, variable, made)
+    if not variable.is_unsaved:
+        ends = _ends_of_graphs(window, made, ends)
     rows = np.intersect1d(rows, every[ends < window.peak.event])
     nbytes = int(lives.size[rows].sum())
     of_step = (window.made_in[rows] == window.step_of_event[window.peak.event]).all()

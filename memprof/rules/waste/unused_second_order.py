@@ -138,7 +138,12 @@ def _is_gone_through(window: Window, rows: Ints, way: tuple[Frame, ...]) -> bool
 
 
 def _ended_with_passes(window: Window, rows: Ints, way: tuple[Frame, ...]) -> Cuts:
-    """Each tensor gone when the pass of this way ends that made it, or that comes after it."""
+    """Each tensor gone as a backward pass that keeps no graph lets go of it.
+
+    Of the pass of this way that made it, or comes after it: an activation goes when the pass is
+    through with its module, what the pass makes when the next tensor is made, and the last of a
+    module when the next one's are; with the pass where no such module shows.
+    """
     allocs, in_pass = _allocs(window, 0, window.events)
     stacks = window.trace.events.stack[allocs]
     of_way = [
@@ -146,11 +151,37 @@ def _ended_with_passes(window: Window, rows: Ints, way: tuple[Frame, ...]) -> Cu
         for stack in np.unique(stacks[in_pass]).tolist()
         if tuple(window.user_frames(window.trace.stack(stack))) == way
     ]
-    _, ends = _runs(in_pass & np.isin(stacks, of_way))
+    begins, ends = _runs(in_pass & np.isin(stacks, of_way))
     last_of_pass = np.append(allocs[ends], window.events)
-    return window.ended_at(
-        rows, last_of_pass[np.searchsorted(allocs[ends], window.lives.alloc[rows])]
-    )
+    made_at = window.lives.alloc[rows]
+    number = np.searchsorted(allocs[ends], made_at)
+    until = last_of_pass[number]
+    modules = _module_of_label(window)[window.trace.events.label[allocs]]
+    for at in np.unique(number[number < len(ends)]).tolist():
+        of_pass = np.flatnonzero(number == at)
+        place = np.arange(begins[at], ends[at] + 1)
+        last = place[np.append(np.diff(modules[place]) != 0, True)]  # of each module in a row
+        for one in of_pass.tolist():
+            row = rows[one]
+            if made_at[one] >= allocs[begins[at]]:
+                own = int(np.searchsorted(allocs[last], made_at[one]))
+                if made_at[one] != allocs[last[own]]:
+                    until[one] = allocs[np.searchsorted(allocs, made_at[one]) + 1]
+                    continue
+                own += 1
+            else:
+                there = np.flatnonzero(modules[last] == window.module[row])
+                own = int(there[-1]) if len(there) else len(last)
+            if own < len(last):
+                until[one] = allocs[last[own]]
+    return window.ended_at(rows, until)
+
+
+def _module_of_label(window: Window) -> Ints:
+    """Per label the number of its module among the window's."""
+    number = {name: at for at, name in enumerate(window.owners.module.names)}
+    labels = window.trace.tables.labels
+    return np.array([number.get(label.module, -1) for label in labels], dtype=np.int64)
 
 
 def _allocs(window: Window, first: int, last: int) -> tuple[Ints, Bools]:
