@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import torch
 
 from tests.rules.recorded import findings_of
@@ -38,6 +40,24 @@ def test_it_is_to_be_given_a_largest_size(tmp_path):
         "bound_cache",
         "tables[number] = torch.zeros(WIDTH, WIDTH)",
     )
+
+
+def of_a_factory():
+    """Profiles of guests, of which none comes again."""
+    profiles = defaultdict(lambda: torch.zeros(WIDTH, WIDTH))
+
+    def step(number):
+        return profiles[f"guest-{number}"].sum().item()
+
+    return step
+
+
+def test_entries_that_a_read_makes_are_told_with_the_read(tmp_path):
+    (found,) = findings_of(of_a_factory, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("unbounded-dict", "bound_cache")
+    assert first.code == 'return profiles[f"guest-{number}"].sum().item()'
+    assert "`profiles.get(f'guest-{number}')` makes none" in first.why
 
 
 class Monitor:

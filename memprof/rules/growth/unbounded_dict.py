@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from memprof.records import Holder
+from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case, says
 from memprof.rules.containers import (
     FilledContainer,
@@ -15,9 +17,13 @@ from memprof.rules.containers import (
     is_cache,
 )
 from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.source_code.idioms import last_name
 from memprof.source_code.missed_removals import missed_removal
+from memprof.source_code.program import Place
 
 __all__ = ["RULE"]
+
+_WITH_FACTORY = "defaultdict"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +34,16 @@ class Cache(Cause):
     of_class: bool
 
 
-class UnboundedDict(GrowthRule[Cache]):
+@dataclass(frozen=True, slots=True, eq=False)
+class DefaultEntries(Cause):
+    """A ``defaultdict``, the statement that reads it by ever new keys, and how that is written."""
+
+    holder: Holder
+    place: Place
+    read: ast.Subscript
+
+
+class UnboundedDict(GrowthRule[Cache | DefaultEntries]):
     """`if length not in self.tables: self.tables[length] = …`, for ever new lengths."""
 
     name = "unbounded-dict"
@@ -36,7 +51,7 @@ class UnboundedDict(GrowthRule[Cache]):
     fixes = ("bound_cache", "clear_container")
     precedes = ("kept-graph",)
 
-    def match(self, case: Case) -> Cache | None:
+    def match(self, case: Case) -> Cache | DefaultEntries | None:
         """A container that is filled by key where its function asks for the key.
 
         What is made anew, larger, is no new entry: it grows inside an entry that is there.
@@ -49,10 +64,20 @@ class UnboundedDict(GrowthRule[Cache]):
         ):
             if container is not None and is_cache(container) and not has_fixed_keys(container):
                 return Cache(container, of_class)
-        return None
+        return _default_entries(case)
 
-    def advice(self, cause: Cache, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the container says all
+    def advice(self, cause: Cache | DefaultEntries, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the container says all
         """Take out what is put in, where the program means to; else give it a largest size."""
+        if isinstance(cause, DefaultEntries):
+            name, key = ast.unparse(cause.read.value), ast.unparse(cause.read.slice)
+            yield Advice(
+                "bound_cache",
+                f"{says(cause.holder)}: to read `{ast.unparse(cause.read)}` makes an entry where "
+                f"there is none, and keeps it. `{name}.get({key})` makes none; or give it a "
+                "largest size.",
+                cause.place,
+            )
+            return
         container = cause.container
         missed = missed_removal(container.place, container.filling.container)
         if missed is not None:
@@ -69,6 +94,19 @@ class UnboundedDict(GrowthRule[Cache]):
             f"{what}: it is a cache without a largest size, with an entry for every new key.",
             container.place,
         )
+
+
+def _default_entries(case: Case) -> DefaultEntries | None:
+    """What the factory of a ``defaultdict`` made as a statement read it."""
+    for holder in case.finding.holders[:1]:
+        kinds = [link.type_name if link.kind == LinkKind.ITEM else "" for link in holder.links]
+        at = kinds.index(_WITH_FACTORY) if _WITH_FACTORY in kinds else 0
+        name = holder.links[at - 1].name if at else ""
+        for _, place in case.frames[1:] if name else ():
+            for node in ast.walk(place.statement):
+                if isinstance(node, ast.Subscript) and last_name(ast.unparse(node.value)) == name:
+                    return DefaultEntries(holder, place, node)
+    return None
 
 
 RULE = UnboundedDict()
