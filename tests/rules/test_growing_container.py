@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import heapq
+from collections import defaultdict
 
 import pytest
 import torch
@@ -293,3 +294,34 @@ def test_what_only_a_reduction_of_each_item_is_read_of_is_reduced_before(tmp_pat
 def test_a_reduction_with_something_else_may_have_to_wait_for_that(tmp_path):
     found = findings_of(paging(Drafts), tmp_path / "run.json")[0]
     assert "reduce_predictions" not in [one.fix for one in found.remedies]
+
+
+def deferred_lines():
+    """Each function that a log keeps has a value as its default argument."""
+    entries = []
+
+    def step(number):
+        values = torch.rand(64, 256)
+        entries.append((number, lambda values=values: f"{values.mean():.4f}"))
+
+    return step
+
+
+def gradients_of_each_step():
+    model, history = torch.nn.Linear(256, 64), defaultdict(list)
+
+    def step(number):
+        model.zero_grad()
+        model(torch.rand(8, 256)).sum().backward()
+        for name, one in model.named_parameters():
+            history[name].append(one.grad)
+
+    return step
+
+
+@pytest.mark.parametrize("program", [deferred_lines, gradients_of_each_step])
+def test_what_a_list_of_the_program_keeps_is_to_be_taken_out_of_it(program, tmp_path):
+    (found,) = findings_of(program, tmp_path / "run.json")
+    assert found.rule == "growing-container"
+    assert "own_container" not in [one.fix for one in found.remedies]
+    assert found.remedies[0].fix in ("clear_container", "del_ref")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memprof.records import Holder
 from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case
 from memprof.rules.containers import (
@@ -19,6 +20,7 @@ from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.rules.source_facts import handed_over
 from memprof.source_code.program import Place
 from memprof.trace import Category
+from memprof.views.owners import CATEGORY_NAMES
 
 __all__ = ["RULE"]
 
@@ -44,7 +46,7 @@ class CollectedModels(GrowthRule[Models]):
         container = filled_container(case) if case.of_model else None
         if container is None or container.is_module:
             return None  # parts of one model, such as adapters, are no models
-        if gradient_of_data(container.holder):
+        if gradient_of_data(container.holder) or _is_of_gradients(case, container.holder):
             return None
         return Models(container, _origin(container, case))
 
@@ -65,6 +67,12 @@ class CollectedModels(GrowthRule[Models]):
         else:
             keeps = "whole models: keep the last or the best of them, or their scores or files"
             yield Advice("del_ref", f"{cause.container}, and keeps {keeps}.", cause.origin)
+
+
+def _is_of_gradients(case: Case, holder: Holder) -> bool:
+    """Whether the items are gradients, and no models have them."""
+    is_item = holder.links[-1].kind == LinkKind.ITEM
+    return is_item and case.finding.category == CATEGORY_NAMES[Category.GRADIENT]
 
 
 def _shares(case: Case) -> tuple[float, float]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+from memprof.records import Holder
 from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case
 from memprof.rules.containers import (
@@ -75,7 +77,7 @@ class GrowingContainer(GrowthRule[GrownContainer]):
             )
             return
         why, how = str(cause.container), "`.detach().cpu()`" if case.graph else "`.cpu()`"
-        if any(link.kind == LinkKind.DEFAULT_ARGUMENT for link in cause.container.holder.links):
+        if _is_default(cause.container.holder):
             yield Advice(
                 "own_container",
                 f"{why}: a default argument is one container for all calls. Let the default be "
@@ -102,6 +104,15 @@ class GrowingContainer(GrowthRule[GrownContainer]):
             # Where most of the bytes are the graph's, or a number would do, others know better.
             otherwise=case.scalar or case.kept_itself <= _MOSTLY,
         )
+
+
+def _is_default(holder: Holder) -> bool:
+    """Whether a container is a default argument, not a function that has one among its items."""
+    kinds = [link.kind for link in holder.links]
+    return any(
+        (kind, below) == (LinkKind.DEFAULT_ARGUMENT, LinkKind.ITEM)
+        for kind, below in pairwise(kinds)
+    )
 
 
 def _as_it_comes(cause: GrownContainer, case: Case, why: str) -> Iterator[Advice]:
