@@ -59,17 +59,6 @@ def test_transforms_of_samples_are_no_steps_of_the_training_that_they_feed(steps
     assert steps(program) == (10, None)
 
 
-def test_calls_of_a_module_without_parameters_are_steps_where_nothing_else_is_called(steps):
-    def program():
-        affine = Affine()
-        for _ in range(10):
-            affine(torch.ones(4))
-
-    count, guessed = steps(program)
-    assert count == 10
-    assert (guessed.first, guessed.last, guessed.sign) == (0, 9, "bare_call")
-
-
 def test_an_evaluation_before_the_training_belongs_to_its_first_step(steps):
     def program():
         model = nn.Linear(4, 4)
