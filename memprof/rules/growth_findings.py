@@ -267,8 +267,10 @@ class _Leak:
         return came_and_went(self.device.steps, last_step, there, self.cluster.per_step)
 
     def _replaces_others(self) -> bool:
-        """Whether as much of other lines has gone as stays of this, and no collector frees that."""
-        if self._kind(self.cluster.holders) is Kind.CYCLE:
+        """Whether a line puts it in place of items, and as much of other lines has gone since."""
+        place = place_of(self._site()[0])
+        targets = getattr(place.statement, "targets", []) if place is not None else []
+        if not any(isinstance(target, ast.Subscript) for target in targets):
             return False
         rows = np.concatenate([group.rows for group in self.cluster.groups])
         births = self._births(rows)

@@ -40,7 +40,9 @@ def test_growth_that_takes_the_place_of_something_else_leaves_the_level():
 @pytest.mark.parametrize("is_full", [True, False])
 def test_items_of_a_full_list_that_another_line_makes_are_no_leak(is_full, tmp_path):
     """Of a list nobody knows: it is filled for twelve steps, and its items replaced in the next."""
-    appends, replaces = (Frame("query", "pool.py", 4),), (Frame("query", "pool.py", 6),)
+    source = tmp_path / "pool.py"
+    source.write_text("\n\n\nimages.append(image)\n\nimages[at] = image\n")
+    appends, replaces = ((Frame("query", str(source), line),) for line in (4, 6))
     trace, there, allocated = TraceBuilder(device="cpu"), [], []
     for step in range(30):
         trace.label(step=step)
