@@ -34,8 +34,8 @@ _MOST = 6
 _MOST_HOLDERS = 3
 _LEAST_HELD = 0.02
 """Of a match's bytes, that one stack made: who holds less is not who holds them."""
-_MOSTLY_OF = 0.1
-"""Likewise, who has a say in whether it is meant."""
+_LEAST_SAY = 0.1
+"""Likewise, of those who have a say in whether it is meant."""
 _OTHER_OPERATORS = 0.75
 """What a change to other operators counts for: one line that says `no_grad` is sooner written."""
 _MOSTLY = 0.5
@@ -193,7 +193,7 @@ def _proven(one: _Candidate, holders: Sequence[Holder], run: Run) -> Match:
     """
     if one.match.rises and any(is_kept_short(holder) for holder in holders[:1]):
         return replace(one.match, rises=False)
-    if one.rule.is_meant(_holders(one, run, _MOSTLY_OF), one.window):
+    if one.rule.is_meant(_holders(one, run, _LEAST_SAY), one.window):
         return replace(one.match, tentative=True)
     links = {link.kind for holder in holders[:1] for link in holder.links}
     if one.match.tentative and links & one.rule.proven_by:

@@ -29,9 +29,12 @@ def without_gradients(stack: Sequence[Frame]) -> bool:
     """True if the innermost switch on ``stack`` (innermost frame first) turns gradients off.
 
     A library's function that bears a decorator of torch's is taken to turn them off: its source is
-    not read, and hardly any turns them on but the closure of an optimizer's step.
+    not read, and hardly any turns them on but the closure of an optimizer's step, for which that
+    does so itself.
     """
     for at, frame in enumerate(stack):
+        if _is_optimizer_step(frame) and any(map(_is_outside_torch, stack[:at])):
+            return False
         place = place_of(frame)
         switch = _switch(place, _grad_mode) if place is not None else None
         if switch is None and place is None and at + 1 < len(stack):
@@ -61,6 +64,10 @@ def under_autocast(stack: Sequence[Frame]) -> bool:
         if _is(frame, _AUTOCAST_DECORATED) or (native and "at::autocast::" in frame.name):
             return True
     return False
+
+
+def _is_outside_torch(frame: Frame) -> bool:
+    return frame_kind(frame.filename) in (FrameKind.USER, FrameKind.LIBRARY)
 
 
 def _is_optimizer_step(frame: Frame) -> bool:

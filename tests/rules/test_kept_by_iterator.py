@@ -93,6 +93,22 @@ def test_once_it_is_full_it_is_waste(tmp_path):
     assert found[0].remedies[0].fix == "reiterate"
 
 
+def beside_a_data_set():
+    """The crops that come again and again are of a small image, which has a name."""
+    image, rounds = torch.rand(3, 256, 256), itertools.cycle(batches(10, 512))
+
+    def step(number):
+        next(rounds)["x"].sum().item() + image[0, 0, 0].item()
+
+    return step
+
+
+def test_a_small_set_beside_it_is_no_reason_to_keep_it(tmp_path):
+    found = findings_of(beside_a_data_set, tmp_path / "run.json", steps=60)
+    assert (found[0].rule, found[0].minor) == ("resident", False)
+    assert found[0].remedies[0].fix == "reiterate"
+
+
 def test_what_a_list_has_as_well_is_not_kept_by_the_iterator(tmp_path):
     found = findings_of(full_from_the_second_round([]), tmp_path / "run.json", steps=60)
     assert all(one.minor or one.rule != "resident" for one in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
@@ -138,3 +139,29 @@ def alike_at_first():
 
 def test_what_the_last_look_saw_counts(tmp_path):
     assert not same(alike_at_first, tmp_path / "run.json")
+
+
+def of_frames(made, images):
+    def program():
+        frames = made(torch.rand(images, SIDE // 8, SIDE // 8))
+
+        def step(number):
+            return frames[number % images].sum().item()
+
+        return step
+
+    return program
+
+
+def enlarged(small):
+    return small.repeat_interleave(8, 1).repeat_interleave(8, 2)
+
+
+def repeated(small):
+    return small.repeat_interleave(8, 1).flatten(1)
+
+
+@pytest.mark.parametrize(("made", "headlines"), [(enlarged, []), (repeated, ["same-values"])])
+def test_images_that_are_enlarged_are_meant(made, headlines, tmp_path):
+    found = findings_of(of_frames(made, 6), tmp_path / "run.json")
+    assert [one.rule for one in found if not one.minor] == headlines

@@ -60,6 +60,24 @@ def test_entries_that_a_read_makes_are_told_with_the_read(tmp_path):
     assert "`profiles.get(f'guest-{number}')` makes none" in first.why
 
 
+def lists_by_name():
+    """Each name has a list, which is what becomes longer."""
+    history = defaultdict(list)
+
+    def made():
+        return torch.zeros(WIDTH, WIDTH)
+
+    def step(number):
+        history["all"].append(made())
+
+    return step
+
+
+def test_a_list_that_an_entry_is_becomes_longer_and_no_new_entry(tmp_path):
+    (found,) = findings_of(lists_by_name, tmp_path / "run.json")
+    assert found.rule == "growing-container"
+
+
 class Monitor:
     """Moving averages by name, which the step before's are part of with their graphs."""
 

@@ -166,6 +166,8 @@ def test_where_none_are_kept_or_a_library_generates_nothing_is_to_be_left_out(pr
         ("out = model(x)\ny = out['past_key_values']", True),
         ("out = model(x, cache=slots[0])\ny = out.logits", True),
         ("out = model(x)\nslots[0] = out.cache", True),
+        ("out = model(x)\nslots[0] = out['cache']", True),
+        ("kept = model(x).cache", True),
         ("class A:\n    def f(self):\n        y = model(self.cache).logits", False),
         ("out = model(x)\ny = out[1]", True),
         ("def f():\n    return model(x)\nz = f()\nz[1]", True),

@@ -36,6 +36,10 @@ def test_a_line_under_no_grad_is_known_by_its_source_or_by_its_decorator_s_frame
     closure = Frame("Closure.closure", "/venv/site-packages/library/loop.py", 131)
     step = Frame("SGD.step", "/venv/site-packages/torch/optim/sgd.py", 116)
     assert not without_gradients([closure, wrapper, Frame("plain", str(path), 13), step])
+    decorated = Frame("LBFGS.step", "/venv/site-packages/torch/optim/lbfgs.py", 332)
+    inside = Frame("_single_tensor_adam", "/venv/site-packages/torch/optim/adam.py", 544)
+    assert not without_gradients([Frame("plain", str(path), 13), wrapper, decorated, wrapper])
+    assert without_gradients([inside, decorated, wrapper])
 
 
 AUTOCAST = """\

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from memprof.records import Holder
 from memprof.reference_chain import LinkKind
@@ -107,12 +106,11 @@ class GrowingContainer(GrowthRule[GrownContainer]):
 
 
 def _is_default(holder: Holder) -> bool:
-    """Whether a container is a default argument, not a function that has one among its items."""
+    """Whether it is a default argument's container, and none of functions that each have one."""
     kinds = [link.kind for link in holder.links]
-    return any(
-        (kind, below) == (LinkKind.DEFAULT_ARGUMENT, LinkKind.ITEM)
-        for kind, below in pairwise(kinds)
-    )
+    if LinkKind.DEFAULT_ARGUMENT not in kinds:
+        return False
+    return LinkKind.ITEM not in kinds[: kinds.index(LinkKind.DEFAULT_ARGUMENT)]
 
 
 def _as_it_comes(cause: GrownContainer, case: Case, why: str) -> Iterator[Advice]:

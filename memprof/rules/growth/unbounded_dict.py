@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from memprof.records import Holder
 from memprof.reference_chain import LinkKind
@@ -19,7 +20,7 @@ from memprof.rules.containers import (
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import last_name
 from memprof.source_code.missed_removals import missed_removal
-from memprof.source_code.program import Place
+from memprof.source_code.program import Place, calls_in
 
 __all__ = ["RULE"]
 
@@ -102,9 +103,15 @@ def _default_entries(case: Case) -> DefaultEntries | None:
         kinds = [link.type_name if link.kind == LinkKind.ITEM else "" for link in holder.links]
         at = kinds.index(_WITH_FACTORY) if _WITH_FACTORY in kinds else 0
         name = holder.links[at - 1].name if at else ""
-        for _, place in case.frames[1:] if name else ():
+        if not name or any(kinds[at + 1 :]):  # what grows in an entry is no new one
+            continue
+        for (factory, _), (_, place) in pairwise(case.frames):
+            if calls_in(place.statement, factory.name.rpartition(".")[2]):
+                continue  # by the statement itself, which hands on what is made there
             for node in ast.walk(place.statement):
-                if isinstance(node, ast.Subscript) and last_name(ast.unparse(node.value)) == name:
+                if not isinstance(node, ast.Subscript) or not isinstance(node.ctx, ast.Load):
+                    continue
+                if last_name(ast.unparse(node.value)) == name:
                     return DefaultEntries(holder, place, node)
     return None
 

@@ -166,10 +166,13 @@ def _graphs_for_nothing(
         own_steps = steps[steps > one.end]
         if len(own_steps) and own_steps[0] < until:
             return None
+        is_decided = bool(len(own_steps)) or until < window.events
         graph = _graph_of(window, one, inside)
-        if graph is None:
+        if graph is None and is_decided:
             return None
-        decided += bool(len(own_steps)) or until < window.events
+        if graph is None:
+            continue
+        decided += is_decided
         graphs.append(graph)
         within = (lives.alloc >= one.begin) & (lives.alloc <= one.end)
         discarded.append(np.union1d(there, np.flatnonzero(own & within)))

@@ -40,8 +40,8 @@ _FEWEST_TOKENS = 4
 _NONE, _LAST, _ANY = "none", "last", "any"
 _CACHE_FLAG = "use_cache"
 _CACHE_FIELDS = ("past_key_values", "cache")
-"""What a model that can generate keeps for the next token, unless it is told not to: its name until
-transformers 5.20 or so, and since."""
+"""What a model that can generate keeps for the next token, unless it is told not to: its name in
+transformers 4, and in 5.24."""
 _KEYS_AND_VALUES = 2
 """Tensors of a layer that its attention reads together."""
 _CACHES = "/transformers/cache_utils.py"
@@ -228,9 +228,10 @@ def _names_cache(node: ast.AST) -> bool:
         return node.id == _CACHE_FIELDS[0]  # a variable of the other name may be anything
     if isinstance(node, ast.keyword):
         return node.arg in _CACHE_FIELDS
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        return node.attr in _CACHE_FIELDS[: 1 if node.value.id == "self" else 2]
-    return _is_of_field(node, _CACHE_FIELDS[:1])
+    if isinstance(node, ast.Attribute):  # an object of the program may have a cache of its own
+        is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
+        return node.attr in _CACHE_FIELDS[: 1 if is_own else 2]
+    return _is_of_field(node, _CACHE_FIELDS)
 
 
 def _is_read_by_name(place: Place) -> bool:

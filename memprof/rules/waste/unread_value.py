@@ -75,11 +75,12 @@ class UnreadVariable(WasteRule[UnreadValue]):
         by_variable: dict[_Variable, list[int]] = {}
         for stack in stacks[total[stacks] > 0].tolist():
             variable = _variable(window, window.trace.stack(stack), at_peak)
-            of_graph = (mask & outlives & (lives.stack == stack)).any()
-            if variable is not None and (variable.is_unsaved or not of_graph):
+            if variable is None:
+                continue
+            own = mask & (lives.stack == stack) & (variable.is_unsaved | ~outlives)
+            if own.any():
                 # What a statement made besides its value is kept by something else.
-                last = np.flatnonzero(mask & (lives.stack == stack))[-1]
-                by_variable.setdefault(variable, []).append(int(last))
+                by_variable.setdefault(variable, []).append(int(np.flatnonzero(own)[-1]))
         for variable, rows_of in by_variable.items():
             match = _match(window, variable, np.array(rows_of, dtype=np.int64))
             if match is not None:
@@ -148,6 +149,8 @@ def _ends_of_graphs(window: Window, made: Ints, ends: Ints) -> Ints:
 def _match(window: Window, variable: _Variable, rows: Ints) -> UnreadValue | None:
     lives = window.lives
     alike = np.isin(lives.stack, lives.stack[rows]) & ~window.has_owner & (lives.alloc >= 0)
+    if variable.is_unsaved:  # operands that autocast converts there are the graph's
+        alike &= window.freed_by != Phase.BACKWARD
     every = np.flatnonzero(alike)
     made = lives.alloc[every]
     ends = _first_events_beyond(window, variable, made)

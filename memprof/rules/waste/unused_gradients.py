@@ -28,6 +28,7 @@ _FEWEST_LEFT = 8
 """Steps for which gradients are left alone: a critic may be trained in every fifth step."""
 _WITHOUT_STATES = "SGD"
 """Unless it has a momentum."""
+_ONE_FOR_ALL = "LBFGS"
 _MODULE_CALL = "_wrapped_call_impl"
 """How torch names the function that calls a module, once for each call."""
 
@@ -180,9 +181,11 @@ def _outlast_steps(window: Window, gradient: Bools, state: Collection[int]) -> B
 def _has_states(programs: Collection[Program]) -> bool:
     """Whether the one optimizer that programs make keeps states, and nothing else reads gradients.
 
-    Of several, one may not have stepped yet.
+    Of several, one may not have stepped yet. L-BFGS has one state for all that it trains.
     """
     made = [call for call, _ in optimizers_made(programs)]
+    if any(optimizers_made(programs, (_ONE_FOR_ALL,))):
+        return False
     is_read = any(
         isinstance(node, ast.Attribute) and node.attr == "grad" and isinstance(node.ctx, ast.Load)
         for program in programs
