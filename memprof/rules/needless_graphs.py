@@ -82,7 +82,7 @@ def needless_training(window: Window, modules: set[int]) -> NeedlessTraining | N
     inside[graph] = True
     return NeedlessTraining(
         row=window.main_site(inside if len(graph) else at_peak),
-        rows=np.flatnonzero(at_peak),
+        rows=np.concatenate([np.flatnonzero(own & learns), graph]),
         nbytes=window.bytes_of(at_peak),
         saving=window.replayed(without_graph(window, np.flatnonzero(own), graph)),
         modules=f"`{common_module(names) or names[0]}`",
@@ -272,11 +272,12 @@ def _given_no_graph(window: Window, rows: Ints, training_modules: set[int]) -> I
 def _pass_of_data(window: Window, rows: Ints, training_modules: set[int]) -> OwnGraph:
     """Of several passes through the same modules those that one line calls with data alone.
 
-    A line by which what is trained came as well is none.
+    A line by which what is trained came as well is none. What has no stack is of no known call.
     """
+    rows = rows[window.lives.stack[rows] != EMPTY]
     of_others = _frames_of(window, training_modules)
-    numbers = np.unique(window.lives.stack[rows])
-    stacks = {int(one): window.trace.stack(int(one)) for one in numbers[numbers != EMPTY]}
+    numbers = np.unique(window.lives.stack[rows]).tolist()
+    stacks = {one: window.trace.stack(one) for one in numbers}
     called: dict[Frame, list[int]] = {}
     for stack, frames in stacks.items():
         for frame in dict.fromkeys(window.user_frames(frames)):

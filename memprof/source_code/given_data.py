@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeGuard
 
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import (
@@ -251,19 +252,25 @@ def _is_of_value(place: Place, function: ast.expr, methods: set[str]) -> bool:
 
 
 def _bound(place: Place, name: str) -> list[ast.expr | None]:
-    """What a name is bound to; where that is one of several results, all of them."""
+    """What a name is bound to; of one of several results, or of a loop's, all of them."""
     bound = list(values_of(place, name))
     unpacked = [
-        node.value
+        node.value if isinstance(node, ast.Assign) else node.iter
         for node in ast.walk(place.scope)
-        if isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Call)
-        and any(isinstance(one, (ast.Tuple, ast.List)) for one in node.targets)
+        if (isinstance(node, ast.For) or _is_unpacked(node))
         and any(isinstance(one, ast.Name) and one.id == name for one in bound_names(node))
     ]
     if not unpacked or bound.count(None) != len(unpacked):
         return bound
     return [*(one for one in bound if one is not None), *unpacked]
+
+
+def _is_unpacked(node: ast.AST) -> TypeGuard[ast.Assign]:
+    return (
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and any(isinstance(one, (ast.Tuple, ast.List)) for one in node.targets)
+    )
 
 
 def _is_written_into(place: Place, name: str) -> bool:

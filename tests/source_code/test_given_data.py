@@ -45,6 +45,8 @@ DOUBLED = "\n".join(
         ("    low, high = pair(SIZE)\n    net(high)", True),  # one of several results
         ("    low, high = pair(SIZE)\n    high = high * weights\n    net(high)", False),
         ("    low, high = shown(SIZE)\n    net(high)", False),
+        ("    for low, high in [pair(SIZE)]:\n        net(high)", True),  # one of a loop's
+        ("    for high in shown(SIZE):\n        net(high)", False),
     ],
 )
 def test_data_is_what_comes_of_new_tensors_alone(body, is_data, tmp_path):

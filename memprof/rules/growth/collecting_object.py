@@ -114,6 +114,15 @@ class CollectingObject(GrowthRule[Collector]):
                 cause.place,
                 remains=case.kept_itself,
             )
+        lasting = _kept_by_reset(cause, case)
+        if lasting is not None:
+            argument, place = lasting
+            yield Advice(
+                "clear_container",
+                f"`{argument}` has `reset()` leave `{cause.container}` ({cause.length} items) "
+                "as it is: leave the argument out, or hand over only once what goes there.",
+                place,
+            )
         if cause.is_named:
             yield Advice(
                 "del_ref",
@@ -160,6 +169,23 @@ class CollectingObject(GrowthRule[Collector]):
                 cause.place,
                 otherwise=True,
             )
+
+
+def _kept_by_reset(cause: Collector, case: Case) -> tuple[str, Place] | None:
+    """The argument by which the program has the object's ``reset`` keep what grows, and its call.
+
+    torchmetrics' FID, KID and MiFID have it: ``reset_real_features=False``.
+    """
+    name = f"reset_{cause.container}"
+    for program in case.programs:
+        for call in calls_in(program.tree) if cause.container else ():
+            argument = next((one for one in call.keywords if one.arg == name), None)
+            place = program.at(call.lineno)
+            if argument is None or place is None or not isinstance(argument.value, ast.Constant):
+                continue
+            if argument.value.value is False:
+                return ast.unparse(argument), place
+    return None
 
 
 def _binned(cause: Collector, case: Case) -> Iterator[Advice]:

@@ -19,6 +19,9 @@ from memprof.trace import Frame
 
 __all__ = ["RULE"]
 
+_MODULE_CALL = "_call_impl"
+"""How the function of torch's is named that calls a module's ``forward``."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReturnedResults(Cause):
@@ -79,6 +82,8 @@ def _returned(case: Case, holder: Holder) -> ReturnedResults | None:
         growth = growing(filling)
         entry, switch = _switch(case, callers, filling)
         container = growth.container if growth is not None else ""
+        if not switch and _MODULE_CALL in callers[0].name:
+            return None  # what a model computes is what it was called for: a metric's features
         return ReturnedResults(frame.name, container, place, entry, switch)
     return None
 

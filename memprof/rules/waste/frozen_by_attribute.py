@@ -1,4 +1,4 @@
-"""frozen-by-attribute: `module.requires_grad = False` freezes none of the module's parameters."""
+"""frozen-by-attribute: an attribute is set that freezes nothing, of a module or misspelled."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from memprof.rules.needless_graphs import NeedlessTraining, needless_training
 from memprof.rules.rule import Advice, WasteRule
 from memprof.source_code.frozen_by_attribute import FreezingAttribute, freezing_attributes
 from memprof.source_code.patch import diff, replaced
+from memprof.trace import Category
 from memprof.units import format_bytes
 from memprof.views.window import Window
 
@@ -26,10 +27,10 @@ class NotFrozen(NeedlessTraining):
 
 
 class FrozenByAttribute(WasteRule[NotFrozen]):
-    """A module has no `requires_grad`: setting it makes an attribute, and freezes no parameter."""
+    """A module has no `requires_grad`, and a parameter no `require_grad`: both are only set."""
 
     name = "frozen-by-attribute"
-    summary = "`requires_grad = False` of a module freezes none of its parameters"
+    summary = "an attribute is set that freezes nothing: of a module, or misspelled"
     fixes = ("freeze_params",)
 
     def matches(self, window: Window) -> Iterator[NotFrozen]:
@@ -37,9 +38,12 @@ class FrozenByAttribute(WasteRule[NotFrozen]):
         if len(window.steps) < FEWEST_STEPS:
             return
         paths = window.owners.module.names
+        with_gradients = set(window.module[window.category == Category.GRADIENT].tolist())
         for program in window.programs:
             for attribute in freezing_attributes(program, paths[1:]):
                 modules = {at for at, path in enumerate(paths) if path in attribute.modules}
+                if attribute.meant:
+                    modules &= with_gradients  # what the model is put together in has none
                 match = needless_training(window, modules)
                 if match is not None:
                     own = {one.name: getattr(match, one.name) for one in fields(match)}
@@ -54,11 +58,16 @@ class FrozenByAttribute(WasteRule[NotFrozen]):
         attribute = match.attribute
         assert attribute is not None
         place = attribute.place
-        own = f"{ast.unparse(attribute.receiver)}.requires_grad_(False)"
+        receiver = ast.unparse(attribute.receiver)
+        own = f"{receiver}.requires_grad_(False)"
+        why = "A module has no `requires_grad`"
+        if attribute.meant:
+            own = f"{receiver}.{attribute.meant} = False"
+            why = f"`{attribute.name}` is misspelled, `{attribute.meant}` is meant"
         yield Advice(
             "freeze_params",
-            "A module has no `requires_grad`: the statement sets an attribute that nothing reads, "
-            f"and its parameters are trained, for {format_bytes(match.nbytes)}.",
+            f"{why}: the statement sets an attribute that nothing reads, and gradients are "
+            f"computed all the same, for {format_bytes(match.nbytes)}.",
             place,
             patch=diff(place.program, replaced(place.statement, own)),
             typed=own,

@@ -28,6 +28,8 @@ _LEAST_PAIRS = 15
 """Pairs at the peak: with fewer there is little to gain."""
 _LEAST_SHARE = 0.2
 """Of the peak."""
+_FEW_PAIRS = 20
+"""Where the program itself says how many: that many may well be meant."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +57,11 @@ class LbfgsHistory(WasteRule[History]):
         there = np.flatnonzero(kept & window.at_peak)
         nbytes = int(window.lives.size[there].sum())
         if len(there) < 2 * _LEAST_PAIRS or window.share(nbytes) < _LEAST_SHARE:
+            return
+        if len(there) // 2 <= _FEW_PAIRS + 1 and any(  # one more while another takes its place
+            keyword(call, "history_size") is not None
+            for call, _ in optimizers_made(window.programs, (_CLASS,))
+        ):
             return
         rows, ends = _beyond(window, np.flatnonzero(kept))
         yield History(

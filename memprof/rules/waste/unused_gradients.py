@@ -60,6 +60,7 @@ class UnusedGradients(WasteRule[UnreadGradients]):
     name = "unused-gradients"
     summary = "no optimizer uses or clears these gradients"
     fixes = ("freeze_params", "detach", "no_grad")
+    yields_to = ("frozen-by-attribute",)
 
     def matches(self, window: Window) -> Iterator[UnreadGradients]:
         """Gradients that stay, of modules without optimizer state whose gradients never go."""
