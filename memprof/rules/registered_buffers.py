@@ -18,7 +18,14 @@ from memprof.source_code.scopes import qualified_name
 from memprof.trace import Category
 from memprof.views.window import Bools, Window
 
-__all__ = ["buffers_made_by", "large_buffers", "registered_name", "unread_buffer"]
+__all__ = [
+    "buffers_made_by",
+    "has_known_bases",
+    "large_buffers",
+    "mentions",
+    "registered_name",
+    "unread_buffer",
+]
 
 _LEAST_SHARE = 0.15
 """Of the peak: tables of positions and masks are in most models, and small."""
@@ -63,14 +70,19 @@ def unread_buffer(programs: Sequence[Program], place: Place) -> str:
 
     Empty where its class has a base that may read it: any but torch's or Lightning's module.
     """
-    class_ = place.class_
-    if class_ is None or any(qualified_name(place, b) not in _MODULES for b in class_.bases):
+    if not has_known_bases(place):
         return ""
     names = buffers_made_by(place)
-    return next((name for name in names if _mentions(programs, name) == 1), "")
+    return next((name for name in names if mentions(programs, name) == 1), "")
 
 
-def _mentions(programs: Sequence[Program], name: str) -> int:
+def has_known_bases(place: Place) -> bool:
+    """Whether a statement is of a class none of whose bases may read what it sets."""
+    class_ = place.class_
+    return class_ is not None and all(qualified_name(place, b) in _MODULES for b in class_.bases)
+
+
+def mentions(programs: Sequence[Program], name: str) -> int:
     """How often the program's files name an attribute, or have its name as a text.
 
     Many times where an attribute is asked for by a text that is put together.

@@ -117,6 +117,10 @@ def of_mixed_heads(q, k, v, heads):
     return torch.softmax(scores, -1) @ v
 
 
+def of_exponentials(q, k, v, heads):
+    return torch.log1p((q @ k.transpose(-2, -1)).exp()) @ v
+
+
 def with_a_running_maximum(q, k, v, heads):
     top, total, out = torch.full((HEADS, LENGTH, 1), -100.0), 0.0, 0.0
     for keys, values in zip(k.chunk(2, 1), v.chunk(2, 1), strict=True):
@@ -129,7 +133,9 @@ def with_a_running_maximum(q, k, v, heads):
     return out / total
 
 
-@pytest.mark.parametrize("attention", [of_signs, of_capped, of_mixed_heads, with_a_running_maximum])
+@pytest.mark.parametrize(
+    "attention", [of_signs, of_capped, of_mixed_heads, of_exponentials, with_a_running_maximum]
+)
 def test_scores_that_no_fused_kernel_computes_are_not_to_be_fused(attention, tmp_path):
     def program():
         project, heads = nn.Linear(WIDTH, 3 * WIDTH), nn.Conv2d(HEADS, HEADS, 1)

@@ -418,11 +418,24 @@ def _by_line(frame: Frame) -> _Does:
     )
     if any(multiplied) or calls_in(place.statement, *_PRODUCTS):
         does |= _Does.PRODUCT
-    # With a running maximum it is one part of a softmax: such a function works in parts as it is.
-    in_parts = bool(calls_in(place.scope, "maximum"))
-    if calls_in(place.statement, "softmax") or (calls_in(place.statement, "exp") and not in_parts):
+    if calls_in(place.statement, "softmax") or (
+        calls_in(place.statement, "exp") and _divides_by_sum(place)
+    ):
         does |= _Does.SOFTMAX
     return does
+
+
+def _divides_by_sum(place: Place) -> bool:
+    """Whether a function that takes exponentials makes shares of them: it sums, and divides.
+
+    With a running maximum it is one part of a softmax: such a function works in parts as it is.
+    """
+    divides = any(
+        isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, ast.Div)
+        for node in ast.walk(place.scope)
+    )
+    in_parts = bool(calls_in(place.scope, "maximum"))
+    return not in_parts and bool(calls_in(place.scope, "sum")) and divides
 
 
 def _is_of_library(frame: Frame) -> bool:

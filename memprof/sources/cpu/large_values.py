@@ -55,8 +55,8 @@ the steps."""
 _WHILE, _LEAST_READ, _HARDLY = 0.05, 400, 1.02
 """Of its steps, in which of so many values that are not zero there are more than times as many, if
 it is filled step by step."""
-_FEW_SAME = 2
-"""Tensors of the same values: a copy is what many programs have."""
+_FEW_SAME = 1
+"""Tensors of the same values: one is by itself."""
 _DENSE = 0.8
 """Of the places up to its last value, that a line fills."""
 _BEYOND = 1 << 14

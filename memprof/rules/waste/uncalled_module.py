@@ -1,0 +1,150 @@
+"""uncalled-module: a part of a model that no step calls, and that nothing reads."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.rules.case import Case
+from memprof.rules.registered_buffers import has_known_bases, mentions
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.program import Place, bound_names, place_of, source_of
+from memprof.trace import Category, Frame, Phase
+from memprof.units import format_bytes
+from memprof.views.window import Ints, Window
+
+__all__ = ["RULE"]
+
+_LEAST_STEPS = 8
+"""In which it is not called: a part may be for an evaluation now and then."""
+_LEAST_SHARE = 0.1
+"""Of the peak, in parameters of one part."""
+_LEARNING = (Category.GRADIENT, Category.OPTIMIZER_STATE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UncalledModule(Match):
+    """Parameters of a part of a model."""
+
+    module: str = ""
+    """Its path."""
+    place: Place | None = None
+    """The program's statement that makes it."""
+    is_own: bool = False
+    """The program's own class has it; else a library's has."""
+
+
+class UncalledModules(WasteRule[UncalledModule]):
+    """A decoder from an earlier version of the model, which is still made in `__init__`."""
+
+    name = "uncalled-module"
+    summary = "a part of a model is never called"
+    fixes = ("del_ref",)
+
+    def matches(self, window: Window) -> Iterator[UncalledModule]:
+        """Each part whose parameters make much of the peak, in a model whose other parts run."""
+        if len(window.steps) < _LEAST_STEPS or window.peak.event < 0:
+            return
+        for module, rows in _uncalled(window).items():
+            nbytes = int(window.lives.size[rows].sum())
+            if window.share(nbytes) < _LEAST_SHARE:
+                continue
+            row = int(rows[np.argmax(window.lives.size[rows])])
+            attribute = module.rpartition(".")[2]
+            place = _own_place(window, row, attribute)
+            is_own = place is not None
+            if place is None and _is_of_library(window, row, attribute):
+                place = place_of(window.frame_of(row))
+            if place is not None:
+                yield UncalledModule(
+                    row=row,
+                    rows=rows,
+                    nbytes=nbytes,
+                    saving=window.replayed(window.whole(rows)),
+                    module=module,
+                    place=place,
+                    is_own=is_own,
+                )
+
+    def title(self, match: UncalledModule) -> str:
+        """Say whose they are."""
+        return f"are parameters of `{match.module}`, which nothing calls"
+
+    def advice(self, match: UncalledModule, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the match says all
+        """Make the model without it."""
+        attribute = match.module.rpartition(".")[2]
+        why = f"No step calls `{match.module}`, of {format_bytes(match.nbytes)}, "
+        if match.is_own:
+            why += f"and nothing in the program's files reads `{attribute}`: do not make it."
+        else:
+            why += (
+                "and nothing in the program's files names it: make the part of the model that is "
+                f"used, or drop this one (`del model.{attribute}`)."
+            )
+        yield Advice("del_ref", why, match.place)
+
+
+def _uncalled(window: Window) -> dict[str, Ints]:
+    """Parameters at the peak of the outermost parts that are not called, of models that are.
+
+    What has gradients is used, by its parameters if not by a call.
+    """
+    names = window.owners.module.names
+    labels = window.trace.tables.labels
+    forward = np.array([one.phase == Phase.FORWARD for one in labels])
+    used = {labels[at].module for at in np.unique(window.trace.events.label) if forward[at]}
+    used |= {names[at] for at in np.unique(window.module[np.isin(window.category, _LEARNING)])}
+    used = {
+        ".".join(parts[:end]) for parts in map(_parts, used) for end in range(1, len(parts) + 1)
+    }
+    rows_of: dict[str, list[int]] = {}
+    parameters = window.at_peak & (window.category == Category.PARAMETER)
+    for row in np.flatnonzero(parameters).tolist():
+        parts = _parts(names[window.module[row]])
+        around = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+        outermost = next((path for path in around if path not in used), "")
+        if "." in outermost:
+            rows_of.setdefault(outermost, []).append(row)
+    return {path: np.array(rows, dtype=np.int64) for path, rows in rows_of.items()}
+
+
+def _parts(path: str) -> list[str]:
+    return path.split(".")
+
+
+def _own_place(window: Window, row: int, attribute: str) -> Place | None:
+    """The program's statement ``self.decoder = …`` that made it, if no other names that."""
+    for frame in window.user_frames(window.stack(row)):
+        place = place_of(frame)
+        if place is None or not _binds(place, attribute) or place.class_ is None:
+            continue
+        is_alone = has_known_bases(place) and mentions(window.programs, attribute) == 1
+        return place if is_alone else None
+    return None
+
+
+def _is_of_library(window: Window, row: int, attribute: str) -> bool:
+    """Whether a library's class, none of torch's, makes it, and the program never names it."""
+    return mentions(window.programs, attribute) == 0 and any(
+        frame_kind(frame.filename) is FrameKind.LIBRARY and _binds(_library_place(frame), attribute)
+        for frame in window.stack(row)
+    )
+
+
+def _library_place(frame: Frame) -> Place | None:
+    program = source_of(frame.filename)
+    return program.at(frame.line) if program is not None else None
+
+
+def _binds(place: Place | None, attribute: str) -> bool:
+    return place is not None and any(
+        isinstance(target, ast.Attribute) and target.attr == attribute
+        for target in bound_names(place.statement)
+    )
+
+
+RULE = UncalledModules()

@@ -1,0 +1,95 @@
+"""repeated-call: a step runs a model twice on the same input, and keeps what both runs make."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.rules.recorded import findings_of, names, peak_of
+
+BATCH, WIDTH = 4096, 128
+
+
+class Agent(nn.Module):
+    def __init__(self, *more):
+        super().__init__()
+        self.encoder = nn.Sequential(
+            *(nn.Linear(8, WIDTH), nn.Tanh(), *more, nn.Linear(WIDTH, WIDTH), nn.Tanh()),
+            nn.Linear(WIDTH, 8),
+        )
+        self.actor, self.critic = nn.Linear(8, 4), nn.Linear(8, 1)
+
+    def value(self, x):
+        return self.critic(self.encoder(x))
+
+    def policy(self, x):
+        return self.actor(self.encoder(x))
+
+    def both(self, x):
+        features = self.encoder(x)
+        return self.critic(features), self.actor(features)
+
+    def of_heads(self, x):
+        return [head(self.encoder(x)) for head in (self.actor, self.critic, self.actor)]
+
+
+def training(agent, results):
+    def step(number):
+        agent.zero_grad()
+        sum(one.square().mean() for one in results(torch.randn(BATCH, 8))).backward()
+
+    return step
+
+
+def fires():
+    agent = Agent()
+
+    def results(x):
+        value = agent.value(x)
+        policy = agent.policy(x)
+        return value, policy
+
+    return training(agent, results)
+
+
+def looks_alike():
+    """Each run drops other values."""
+    agent = Agent(nn.Dropout(0.1))
+    return training(agent, lambda x: (agent.value(x), agent.policy(x)))
+
+
+def run_once():
+    agent = Agent()
+    return training(agent, agent.both)
+
+
+def test_the_second_run_is_named_and_saved(tmp_path):
+    found = findings_of(fires, tmp_path / "run.json")[0]
+    (only,) = found.remedies
+    assert found.rule == "repeated-call"
+    assert "a second run of `Sequential` on the same input" in found.title
+    assert (only.fix, only.code) == ("run_once", "policy = agent.policy(x)")
+    # the results of both tangents, which autograd keeps; the linear layers' are gone by then
+    assert found.bytes == 2 * BATCH * WIDTH * 4
+    findings_of(run_once, tmp_path / "once.json")
+    saved = peak_of(tmp_path / "run.json") - peak_of(tmp_path / "once.json")
+    assert only.saves_bytes == pytest.approx(saved, rel=0.06)
+
+
+def test_all_runs_but_one_are_saved_where_one_line_makes_them(tmp_path):
+    def program():
+        agent = Agent()
+        return training(agent, agent.of_heads)
+
+    found = findings_of(program, tmp_path / "run.json")[0]
+    assert "2 more runs of `Sequential` on the same input" in found.title
+    assert found.bytes == 2 * 2 * BATCH * WIDTH * 4
+
+
+def test_runs_on_other_inputs_are_no_repetition(tmp_path):
+    def program():
+        agent = Agent()
+        return training(agent, lambda x: (agent.value(x), agent.policy(x + 1)))
+
+    assert "repeated-call" not in names(program, tmp_path / "run.json")

@@ -1,0 +1,101 @@
+"""uncalled-module: a part of a model that no step calls, and that nothing reads."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.rules.recorded import findings_of, names, peak_of
+
+WIDTH = 256
+
+
+class Plain(nn.Module):
+    """The decoder is from an earlier version."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Linear(WIDTH, 16)
+        self.reconstruction = nn.Sequential(nn.Linear(16, WIDTH), nn.Linear(WIDTH, 2 * WIDTH))
+
+    def forward(self, x):
+        return self.encoder(x)
+
+
+class Tied(nn.Module):
+    """It computes with weights of a part that it never calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(WIDTH, WIDTH).requires_grad_(False)
+        self.bias = nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x):
+        return x @ self.embedding.weight + self.bias
+
+
+class Pretrained(nn.Module):
+    """What its own module does not call is for torch's own module to know."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 2).requires_grad_(False)
+        self.last = nn.Linear(WIDTH, 4)
+
+    def forward(self, x):
+        return self.last(self.attention(x, x, x)[0])
+
+
+def training(net):
+    optimizer = torch.optim.SGD(one for one in net.parameters() if one.requires_grad)
+
+    def step(number):
+        optimizer.zero_grad()
+        net(torch.randn(8, WIDTH)).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def fires():
+    return training(Plain())
+
+
+def looks_alike():
+    return training(Tied())
+
+
+def test_the_line_that_makes_it_is_named_and_its_parameters_are_saved(tmp_path):
+    found = findings_of(fires, tmp_path / "run.json")[0]
+    (only,) = found.remedies
+    assert found.rule == "uncalled-module"
+    assert "`Plain.reconstruction`, which nothing calls" in found.title
+    assert (only.fix, only.code) == (
+        "del_ref",
+        "self.reconstruction = nn.Sequential(nn.Linear(16, WIDTH), nn.Linear(WIDTH, 2 * WIDTH))",
+    )
+    nbytes = 4 * (16 * WIDTH + WIDTH + 2 * WIDTH * WIDTH + 2 * WIDTH)
+    assert found.bytes == only.saves_bytes == nbytes
+    assert only.saves_bytes < peak_of(tmp_path / "run.json")
+
+
+def test_parts_of_modules_of_torch_are_left_alone(tmp_path):
+    assert "uncalled-module" not in names(lambda: training(Pretrained()), tmp_path / "run.json")
+
+
+def test_a_tower_of_a_library_that_the_program_never_names_is_told(tmp_path, library):
+    def program():
+        net = library("towers").Pair(WIDTH)
+        head = nn.Linear(WIDTH, 4)
+
+        def step(number):
+            head.zero_grad()
+            head(net(torch.randn(8, WIDTH))).square().mean().backward()
+
+        return step
+
+    found = findings_of(program, tmp_path / "run.json")
+    (one,) = [one for one in found if one.rule == "uncalled-module"]
+    assert "`Pair.text_model`, which nothing calls" in one.title
+    assert one.remedies[0].code.startswith("net = library(")
+    assert "del model.text_model" in one.remedies[0].why
