@@ -52,6 +52,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "single_precision": "Compute in float32: no `double()`, and data in float32 too.",
         "per_sample_jacobian": "Compute the Jacobian of each sample by itself: `vmap(jacrev(f))`.",
         "profiler_schedule": "Give torch's profiler a schedule, so that it records a few steps.",
+        "expand_index": "Show an index again: `expand`, and no `repeat`.",
         "run_once": "Run a model once on an input, and hand its result to all that read it.",
         "store_once": "Store what two entries share once, and read it by its place.",
         "cached_parametrization": "Compute parametrized weights once: `parametrize.cached()`.",

@@ -39,6 +39,17 @@ _TURNING = frozenset(("T", "mT", "permute", "t", "transpose"))
 _OF_BATCHES = frozenset(("mT", "permute"))
 """Those of them that may turn each matrix of a batch."""
 _PRODUCTS = frozenset(("matmul", "mm"))
+_ARGUMENTS = 2
+"""Of `one_hot`: the indices, and how many classes there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Counting:
+    """The statements that make two tables and multiply them."""
+
+    statements: tuple[ast.stmt, ...]
+    instead: str
+    """What counts the same, as a person would type it."""
 
 
 class Use(Enum):
@@ -52,6 +63,8 @@ class Use(Enum):
     """``table.T @ x``: the rows of x that have the same class."""
     SMOOTHS = "weighs log-probabilities of labels that are smoothed"
     """``(table * log_p).sum(-1)``, of a table that is no longer of zeros and ones; or `kl_div`."""
+    COUNTS = "is multiplied with another one, to count pairs of classes"
+    """``table.T @ other``: how often a row has each pair, as a confusion matrix has."""
     WEIGHS = "a linear layer takes its weights by"
     """``self.linear(table)``: a column of its weights for each class."""
 
@@ -95,6 +108,11 @@ class OneHot(WasteRule[OneHotTable]):
         if statements:
             rows = _made_at(window, large, statements)
             yield self._match(window, large, rows, Use.WEIGHS)
+            return
+        counting = _counting_statements(large.place)
+        if counting is not None:
+            rows = _made_at(window, large, counting.statements)
+            yield self._match(window, large, rows, Use.COUNTS, counting.instead)
             return
         picking = picking_statement(large.place)
         product = multiplying_product(large.place) if picking is None else None
@@ -158,6 +176,11 @@ class OneHot(WasteRule[OneHotTable]):
             )
         elif match.use is Use.SELECTS:
             why = f"{nbytes} of zeros and ones take rows by a product: an index takes them."
+        elif match.use is Use.COUNTS:
+            why = (
+                f"{nbytes} of zeros and ones are multiplied to count pairs of classes: "
+                "`torch.bincount` counts them by their indices."
+            )
         elif match.use is Use.WEIGHS:
             why = (
                 f"{nbytes} of zeros and ones take weights of a linear layer: `nn.Embedding` of as "
@@ -310,6 +333,49 @@ def multiplying_product(place: Place) -> Product | None:
         if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load)
     ]
     return products[0] if len(products) == 1 and len(loads) == bool(names) else None
+
+
+def _counting_statements(place: Place) -> _Counting | None:
+    """The product of two tables that the statement at ``place`` makes, or makes one of.
+
+    None where anything else reads one of them.
+    """
+    for node in ast.walk(place.scope):
+        left, right = _operands(node)
+        ours, theirs = _table_of(place, left), _table_of(place, right)
+        if ours is None or theirs is None or not (ours[1] and not theirs[1]):
+            continue
+        tables = ours[0], theirs[0]
+        nodes: list[ast.AST] = [node, *tables]
+        at = [place.program.at(getattr(one, "lineno", 0)) for one in nodes]
+        statements = tuple({id(one.statement): one.statement for one in at if one}.values())
+        if place.statement in statements:
+            return _Counting(statements, _count(*tables))
+    return None
+
+
+def _table_of(place: Place, value: ast.expr | None) -> tuple[ast.Call, bool] | None:
+    """The call that makes an operand's table, also by a name that is read once; is it turned?"""
+    value, is_turned = _without_turns(value)
+    if isinstance(value, ast.Name):
+        name = value.id
+        reads = [n for n in ast.walk(place.scope) if isinstance(n, ast.Name) and n.id == name]
+        values = list(values_of(place, name))
+        if len(values) != 1 or sum(isinstance(node.ctx, ast.Load) for node in reads) != 1:
+            return None
+        value, was_turned = _without_turns(values[0])
+        is_turned ^= was_turned
+    is_table = isinstance(value, ast.Call) and called_name(value) == _MAKER
+    return (value, is_turned) if is_table and isinstance(value, ast.Call) else None
+
+
+def _count(rows: ast.Call, columns: ast.Call) -> str:
+    """``torch.bincount(a * n + b, minlength=n * n).view(n, n)``, in the program's own words."""
+    given = [[*one.args, *(k.value for k in one.keywords)] for one in (rows, columns)]
+    if any(len(one) != _ARGUMENTS for one in given):
+        return ""
+    (a, n), (b, m) = ([ast.unparse(one) for one in arguments] for arguments in given)
+    return f"torch.bincount({a} * {m} + {b}, minlength={n} * {m}).view({n}, {m})"
 
 
 def _instead(maker: ast.Call, rows: ast.expr, use: Use) -> str:

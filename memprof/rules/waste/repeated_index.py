@@ -1,0 +1,143 @@
+"""repeated-index: an index is copied for each value of a row, where it could be shown again."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.rules.case import Case
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.program import Place, called_name, calls_in, place_of
+from memprof.source_code.scopes import reads_of
+from memprof.source_code.values import values_of
+from memprof.units import format_bytes
+from memprof.views.window import Window
+
+__all__ = ["RULE"]
+
+_LEAST_SHARE = 0.1
+"""Of the peak, in the indices of one line."""
+_READERS = frozenset(
+    (
+        *("gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce"),
+        *("scatter_reduce_", "take_along_dim"),
+    )
+)
+"""Functions whose index has a place for each value, and may be a view."""
+_REPEAT = "repeat"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RepeatedIndex(Match):
+    """How it is made."""
+
+    code: str = ""
+    """As the program has it."""
+    instead: str = ""
+    """The same as a view."""
+
+
+class RepeatedIndexRule(WasteRule[RepeatedIndex]):
+    """`torch.gather(x, 1, keep.unsqueeze(-1).repeat(1, 1, D))`: eight bytes for each value."""
+
+    name = "repeated-index"
+    summary = "an index is copied for each value of a row"
+    fixes = ("expand_index",)
+
+    def matches(self, window: Window) -> Iterator[RepeatedIndex]:
+        """The line whose indices make much of the peak, and are repeated for a `gather`."""
+        if window.peak.event < 0:
+            return
+        lives = window.lives
+        mine = ~window.has_owner & (lives.alloc >= 0)
+        for site in window.large_sites(mine & window.at_peak, _LEAST_SHARE):
+            place = place_of(window.owners.sites.frames[site])
+            call = _repetition(place) if place is not None else None
+            if call is None:
+                continue
+            # Its values have eight bytes each; what is gathered by them on the same line has four.
+            there = mine & window.at_peak & (window.site == site)
+            size = int(lives.requested[there].max())
+            alike = mine & (window.site == site) & (2 * lives.requested > size)
+            there &= 2 * lives.requested > size
+            nbytes = window.bytes_of(there)
+            if window.share(nbytes) >= _LEAST_SHARE:
+                yield RepeatedIndex(
+                    row=window.largest(there),
+                    rows=np.flatnonzero(there),
+                    nbytes=nbytes,
+                    saving=window.replayed(window.whole(np.flatnonzero(alike))),
+                    code=ast.unparse(call),
+                    instead=_as_view(call),
+                )
+                return
+
+    def title(self, match: RepeatedIndex) -> str:
+        """Say what is repeated."""
+        return f"are an index that is copied for each value of a row, `{match.code}`"
+
+    def advice(self, match: RepeatedIndex, case: Case) -> Iterator[Advice]:
+        """Show it again."""
+        why = (
+            f"{format_bytes(match.nbytes)} hold the same index again and again, eight bytes for "
+            "each value, and the backward pass keeps them: `expand` shows it as often, and takes "
+            "no memory."
+        )
+        yield Advice("expand_index", why, case.site, typed=match.instead)
+
+
+def _repetition(place: Place) -> ast.Call | None:
+    """The call of ``repeat`` by which a statement makes the index of a ``gather``, if one does."""
+    for call in calls_in(place.statement, _REPEAT):
+        if _adds_a_dimension(call) and _is_read_as_index(place, call):
+            return call
+    return None
+
+
+def _adds_a_dimension(call: ast.Call) -> bool:
+    """Whether it repeats along one dimension only, which was put in just before."""
+    receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
+    counts = [one for one in call.args if not _is_one(one)]
+    if len(counts) != 1 or any(isinstance(one, ast.Starred) for one in call.args):
+        return False
+    if isinstance(receiver, ast.Subscript):
+        entries = receiver.slice.elts if isinstance(receiver.slice, ast.Tuple) else []
+        return any(isinstance(one, ast.Constant) and one.value is None for one in entries)
+    return called_name(receiver) == "unsqueeze" if receiver is not None else False
+
+
+def _is_one(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value == 1
+
+
+def _is_read_as_index(place: Place, call: ast.Call) -> bool:
+    """Whether a ``gather`` alone reads it, on the spot or by its one name."""
+    readers = calls_in(place.scope, *_READERS)
+    if any(call in _given(reader) for reader in readers):
+        return True
+    statement = place.statement
+    if not isinstance(statement, ast.Assign) or statement.value is not call:
+        return False
+    names = [one.id for one in statement.targets if isinstance(one, ast.Name)]
+    if len(names) != 1 or len(list(values_of(place, names[0]))) != 1:
+        return False
+    given = [argument for reader in readers for argument in _given(reader)]
+    reads = [load for load, _ in reads_of(place.scope, names[0])]
+    return bool(reads) and all(load in given for load in reads)
+
+
+def _given(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(one.value for one in call.keywords)]
+
+
+def _as_view(call: ast.Call) -> str:
+    """``keep.unsqueeze(-1).expand(-1, -1, D)``."""
+    assert isinstance(call.func, ast.Attribute)
+    sizes = ["-1" if _is_one(one) else ast.unparse(one) for one in call.args]
+    return f"{ast.unparse(call.func.value)}.expand({', '.join(sizes)})"
+
+
+RULE = RepeatedIndexRule()
