@@ -6,6 +6,7 @@ Only syntax is looked at; names that mean something are torch's and Python's, ne
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -66,6 +67,7 @@ __all__ = [
 CASTING = frozenset((*CONVERTING, "bfloat16", "half", "type_as"))
 """Methods that give a tensor another type."""
 
+_FROM_JSON = "json.loads"
 _OPTIMIZERS = frozenset(
     (
         "ASGD",
@@ -502,13 +504,46 @@ def keyword(call: ast.Call, name: str) -> ast.expr | None:
 
 
 def arguments_named(programs: Iterable[Program], name: str) -> Iterator[tuple[Place, ast.expr]]:
-    """Values that calls are given under a name, each with the statement of its call."""
+    """Values that calls are given under a name, each with the statement of its call.
+
+    And those that entries of a dictionary have, which a call may be given, or a text in JSON.
+    """
     for program in programs:
         for node in program.nodes:
-            if isinstance(node, ast.keyword) and node.arg == name:
-                place = program.place(node.value)
+            for value in _values_named(node, name):
+                place = program.place(node if isinstance(node, ast.Call) else value)
                 if place is not None:
-                    yield place, node.value
+                    yield place, value
+
+
+def _values_named(node: ast.AST, name: str) -> Iterator[ast.expr]:
+    if isinstance(node, ast.keyword) and node.arg == name:
+        yield node.value
+    elif isinstance(node, ast.Dict):
+        for key, value in zip(node.keys, node.values, strict=True):
+            if isinstance(key, ast.Constant) and key.value == name:
+                yield value
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) == _FROM_JSON and node.args:
+        text = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
+        if isinstance(text, str) and name in text:
+            yield from _values_in_json(text, name, node.args[0].lineno)
+
+
+def _values_in_json(text: str, name: str, first_line: int) -> Iterator[ast.expr]:
+    """Values of a name in a text, as constants at its line; none of a text that is no JSON."""
+    named: list[object] = []
+
+    def note(pairs: list[tuple[str, object]]) -> None:
+        named.extend(value for key, value in pairs if key == name)
+
+    try:
+        json.loads(text, object_pairs_hook=note)
+    except ValueError:
+        return
+    lines = (at for at, line in enumerate(text.splitlines()) if f'"{name}"' in line)
+    for value, at in zip(named, lines, strict=False):
+        if value is None or isinstance(value, (bool, int, float, str)):
+            yield ast.Constant(value, lineno=first_line + at, col_offset=0)
 
 
 def alias_of(place: Place, target: str) -> Place | None:

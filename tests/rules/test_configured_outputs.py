@@ -53,7 +53,7 @@ def test_the_line_that_asks_is_told_and_what_all_but_the_last_take(tmp_path):
     (remedy,) = found.remedies
     assert (found.rule, found.bytes) == ("unread-outputs", (DEPTH - 1) * NBYTES)
     assert found.title.endswith("are hidden states of all layers, of which the last are read")
-    assert (remedy.fix, remedy.code) == ("drop_outputs", "configuration = Configuration(")
+    assert (remedy.fix, remedy.code) == ("drop_outputs", "output_hidden_states=True,")
     record(mended, tmp_path / "mended.json")
     (after,) = examine(load(tmp_path / "mended.json")).devices
     assert remedy.peak_after == after.peak_allocated

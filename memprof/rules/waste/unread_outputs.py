@@ -55,7 +55,9 @@ class _Call:
     frame: Frame
     flag: str
     asked_in: Place | None = None
-    """The statement that says so, if another: a configuration is made there."""
+    """The statement that says so, if another: a configuration is made there, …"""
+    asked_at: int = 0
+    """… and its line that does."""
     last_is_read: bool = False
 
 
@@ -122,6 +124,7 @@ class UnreadOutputsOfModels(WasteRule[UnreadOutputs]):
             f"`{match.flag}=True` has the model return {format_bytes(match.nbytes)} that nothing "
             f"reads: leave it out{instead}.",
             place or case.site,
+            match.line if place is not None else 0,
         )
 
 
@@ -151,7 +154,7 @@ def _matches(window: Window, kept: Bools, asks: _Asks) -> Iterator[UnreadOutputs
         saving=window.replayed(window.ended_at(every, ends)),
         flag=call.flag,
         filename=asked_in.program.filename if asked_in is not None else call.frame.filename,
-        line=asked_in.line if asked_in is not None else call.frame.line,
+        line=call.asked_at if asked_in is not None else call.frame.line,
         last_is_read=call.last_is_read,
     )
 
@@ -178,7 +181,8 @@ def _asks_by_flag(window: Window, row: int) -> _Call | None:
         asked = [one for one in arguments_named(window.programs, flag) if _is_true(one[1])]
         which = states_read(innermost, window.programs, flag)
         if len(asked) == 1 and which != _ANY:
-            return _Call(frames[0], flag, asked[0][0], which == _LAST)
+            (asked_in, value) = asked[0]
+            return _Call(frames[0], flag, asked_in, value.lineno, which == _LAST)
     return None
 
 
@@ -356,7 +360,11 @@ def _kept_beyond_pass(window: Window) -> Bools:
     lives = window.lives
     names = [label.module for label in window.trace.tables.labels]
     candidate = (window.module > 0) & ~window.has_owner & (window.freed_by != Phase.BACKWARD)
-    candidate &= (window.phase == Phase.FORWARD) & (window.category != Category.ACTIVATION)
+    candidate &= window.phase == Phase.FORWARD
+    # What is there while another model's backward pass runs is of its graph by all that is known;
+    # but a pass of which nothing is freed by a backward pass has none.
+    of_graph = window.category == Category.ACTIVATION
+    freed_backward = of_graph & (window.freed_by == Phase.BACKWARD)
     inner = np.array(["." in name for name in window.owners.module.names], dtype=bool)
     candidate &= inner[window.module]
     kept = np.zeros(len(lives), dtype=bool)
@@ -365,7 +373,10 @@ def _kept_beyond_pass(window: Window) -> Bools:
         for first, last, following in runs_within(window, inside):
             low, high = np.searchsorted(lives.alloc, [first, last + 1])
             rows = np.arange(low, high)
-            kept[rows[candidate[rows] & (lives.free[rows] > following)]] = True
+            own = candidate[rows] & (lives.free[rows] > following)
+            if freed_backward[rows].any():
+                own &= ~of_graph[rows]
+            kept[rows[own]] = True
     stacks = np.unique(lives.stack[kept]).tolist()
     others = [stack for stack in stacks if not _is_of_library(window, stack)]
     kept &= ~np.isin(lives.stack, others)
