@@ -14,6 +14,7 @@ from memprof.source_code.idioms import growing
 from memprof.source_code.patch import diff, replaced
 from memprof.source_code.program import Place, bound_names
 from memprof.source_code.values import is_raised
+from memprof.trace import Frame
 
 __all__ = [
     "LoggedTensors",
@@ -53,11 +54,20 @@ def stored_exception(case: Case, *, raises: bool = False) -> StoredException | N
     """
     if LinkKind.LOG_RECORD in case.links or not (raises or case.links & {*_STORED}):
         return None
-    for frame, place in case.frames:
+    for frame, place in [*case.frames, *_frames_of_tracebacks(case)]:
         statement = exception_store(frame)
         if statement is not None:
             return StoredException(place.program.place(statement))
     return StoredException(None)
+
+
+def _frames_of_tracebacks(case: Case) -> Iterator[tuple[Frame, Place]]:
+    """The lines that kept exceptions came through, as the links of their tracebacks have them."""
+    for holder in case.finding.holders:
+        for link in holder.links:
+            place = case.place_at(link.filename, link.line) if link.kind in _STORED else None
+            if place is not None:
+                yield Frame(link.type_name, link.filename, link.line), place
 
 
 def advice_on_exception(cause: StoredException, case: Case) -> Iterator[Advice]:

@@ -55,6 +55,10 @@ def _plain_names(value: ast.expr) -> set[str]:
         return set()
     if isinstance(value, (ast.Tuple, ast.List)):
         return set().union(*map(_plain_names, value.elts))
+    if isinstance(value, ast.IfExp):  # what is asked decides, and is not kept
+        return _plain_names(value.body) | _plain_names(value.orelse)
+    if isinstance(value, ast.Compare):
+        return set()
     return loaded_names(value)
 
 

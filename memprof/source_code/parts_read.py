@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from itertools import dropwhile
 
 from memprof.source_code.branches import never_run
@@ -23,7 +24,7 @@ from memprof.source_code.program import (
 from memprof.source_code.reductions import computed_by_value
 from memprof.source_code.scopes import COMPREHENSIONS, nodes_around, parameters, reads_of
 from memprof.source_code.values import values_of
-from memprof.source_code.verbs import CONVERTING
+from memprof.source_code.verbs import CONVERTING, JOINING
 from memprof.trace import Frame
 
 __all__ = [
@@ -68,6 +69,8 @@ class Instead(Enum):
     """For the diagonal of its covariance matrix."""
     FIRST = "topk"
     """For the first of sorted values."""
+    EACH = "the part of each that is stacked"
+    """For a part of what is joined of a list."""
     OPERANDS = "the part of the operands"
     """For a part of what is computed value by value."""
     LOGITS = "the logits that are meant, less the logarithm of the sum of each row"
@@ -283,7 +286,14 @@ def _way_of(node: ast.AST) -> Instead | None:
         return Instead.ROWS
     if _is_sorted(node):
         return Instead.FIRST
+    if called_name(node) in JOINING and _joins_list(node):
+        return Instead.EACH
     return Instead.OPERANDS if _is_by_value(node) else None
+
+
+def _joins_list(node: ast.AST) -> bool:
+    """Whether a call joins what a variable holds: ``torch.stack(states)``."""
+    return isinstance(node, ast.Call) and bool(node.args) and isinstance(node.args[0], ast.Name)
 
 
 def _is_by_value(node: ast.AST) -> bool:
@@ -316,7 +326,7 @@ def _parts_of(place: Place, value: ast.expr, instead: Instead) -> list[ast.expr 
             value = outer
             around.pop()
     if not isinstance(statement, ast.Assign) or statement.value is not value:
-        return [_part_of(value, around, instead)]
+        return [_part_of(place, value, around, instead)]
     names = [one.id for one in bound_names(statement) if isinstance(one, ast.Name)]
     if len(names) != len(bound_names(statement)):
         return [None]
@@ -325,19 +335,28 @@ def _parts_of(place: Place, value: ast.expr, instead: Instead) -> list[ast.expr 
         for load, parents in reads_of(place.scope, name):
             if isinstance(parents[-1], ast.Attribute) and parents[-1].attr in _OF_SHAPE:
                 continue
+            is_of_list = instead is Instead.EACH and load.lineno <= (statement.end_lineno or 0)
+            if is_of_list and any(load.id == name for load in _names(value)):
+                continue  # the list of that name, as in ``states = torch.stack(states)``
             in_loop_of_its_own = any(
                 isinstance(node, _REPEATING) and node not in place.around for node in parents
             )
-            part = None if in_loop_of_its_own else _part_of(load, parents, instead)
+            part = None if in_loop_of_its_own else _part_of(place, load, parents, instead)
             parts.append(part)
     return parts
 
 
-def _part_of(value: ast.expr, around: list[ast.AST], instead: Instead) -> ast.expr | None:
+def _part_of(
+    place: Place, value: ast.expr, around: list[ast.AST], instead: Instead
+) -> ast.expr | None:
     """The expression around a value that takes its diagonal, its first few, or another part."""
     parent = around[-1] if around else None
     if instead not in (Instead.ROWS, Instead.VARIANCE):
-        takes = _are_first_few if instead is Instead.FIRST else _is_narrower
+        takes: Callable[[ast.expr], bool] = _is_narrower
+        if instead is Instead.FIRST:
+            takes = _are_first_few
+        elif instead is Instead.EACH:
+            takes = partial(_is_part_of_each, place)
         if isinstance(parent, ast.Subscript) and parent.value is value and takes(parent.slice):
             return parent
         return None
@@ -346,6 +365,28 @@ def _part_of(value: ast.expr, around: list[ast.AST], instead: Instead) -> ast.ex
         return None
     is_operand = call.func is parent or any(one is value for one in call.args)
     return call if is_operand else None
+
+
+def _names(value: ast.expr) -> Iterator[ast.Name]:
+    return (node for node in ast.walk(value) if isinstance(node, ast.Name))
+
+
+def _is_part_of_each(place: Place, index: ast.expr) -> bool:
+    """Whether a subscript takes all of the first dimension, and one place of another one."""
+    entries = index.elts if isinstance(index, ast.Tuple) else [index]
+    return _is_whole(entries[0]) and any(
+        _is_number(one) or _names_number(place, one) for one in entries
+    )
+
+
+def _names_number(place: Place, entry: ast.expr) -> bool:
+    """Whether a name stands for a number that the file itself gives it: ``DEPTH = 4``."""
+    return isinstance(entry, ast.Name) and any(
+        isinstance(node, ast.Assign)
+        and any(isinstance(one, ast.Name) and one.id == entry.id for one in node.targets)
+        and _is_number(node.value)
+        for node in place.program.tree.body
+    )
 
 
 def _is_narrower(index: ast.expr) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.rules.case import Case
+from memprof.rules.joined_tensors import all_joined
 from memprof.rules.large_tensor import (
     LargeTensor,
     large_tensor,
@@ -26,12 +27,15 @@ from memprof.source_code.parts_read import (
 from memprof.source_code.program import Place, place_of
 from memprof.trace import Frame
 from memprof.units import format_bytes
+from memprof.views.peak_without import Cuts
 from memprof.views.window import Ints, Window
 
 __all__ = ["RULE"]
 
 _LEAST_SHARE = 0.2
 """Of the peak, that each of the gathered has: less is not worth rows at a time."""
+_AFTER_NEXT = 2
+"""Places further in a list: a state is made of the one before it, or of two."""
 _OF_LINEAR = "/torch/nn/modules/linear.py"
 
 
@@ -62,6 +66,9 @@ class PartlyReadResult(WasteRule[PartlyRead]):
         if part is None:
             part, row = _diagonal(window, large)
         spared = _spared(window, large, part) if part is not None else rows
+        if isinstance(part, ComputedPart) and part.instead is Instead.EACH:
+            yield _of_each(window, large, part, spared)
+            return
         if part is None:  # what is computed row by row of a layer's result is as large
             row = _made_by_layer(window, large)
             part = part_read(window.stack(row)) if row >= 0 else None
@@ -118,6 +125,12 @@ class PartlyReadResult(WasteRule[PartlyRead]):
                 "distribution's `variance` computes alone."
             )
             yield Advice("narrow_first", why, case.site, typed=f"{of}.variance")
+        elif part.instead is Instead.EACH:
+            why = (
+                f"Only `{part.text}` of the {nbytes} is read: take that part of each tensor as it "
+                "comes, and join these."
+            )
+            yield Advice("narrow_first", why, case.site)
         elif part.instead is Instead.OPERANDS:
             why = (
                 f"Only `{part.text}` of the {nbytes} is read: take that part of the operands, and "
@@ -130,6 +143,33 @@ class PartlyReadResult(WasteRule[PartlyRead]):
                 "`(a * b).sum(-1)` computes of the rows themselves."
             )
             yield Advice("narrow_first", why, case.site, typed="(a * b).sum(-1)")
+
+
+def _of_each(window: Window, large: LargeTensor, part: ComputedPart, spared: Ints) -> PartlyRead:
+    """The joined tensor and its parts, each of which is done with when two more are made."""
+    lives = window.lives
+    results, parts = all_joined(window, large.row)
+    order = np.lexsort((lives.alloc[parts], results))
+    results, parts = results[order], parts[order]
+    after_next = np.roll(parts, -_AFTER_NEXT)
+    same = np.roll(results, -_AFTER_NEXT) == results
+    ends = np.where(same, lives.alloc[after_next], lives.alloc[results])
+    cuts = window.whole(spared)
+    brief = window.ended_at(parts, np.maximum(ends, lives.alloc[parts]))
+    rows = np.union1d(large.there, parts[window.at_peak[parts]])
+    return PartlyRead(
+        row=large.row,
+        rows=rows,
+        nbytes=int(lives.size[rows].sum()),
+        saving=window.replayed(
+            Cuts(
+                np.concatenate([cuts.rows, brief.rows]),
+                np.concatenate([cuts.start, brief.start]),
+                np.concatenate([cuts.end, brief.end]),
+            )
+        ),
+        part=part,
+    )
 
 
 def _gathered(window: Window) -> PartlyRead | None:

@@ -72,10 +72,12 @@ class IdleHolder(RunRule[IdleTensors]):
 
     def title(self, match: IdleTensors) -> str:
         """Say how much it is, and what holds it."""
-        share = format_percent(match.nbytes, match.peak)
+        share = f"{format_percent(match.nbytes, match.peak)} of the peak"
+        if match.nbytes > match.peak:  # they came after the steps whose peak is known
+            share = "at the end, more than the recorded steps had"
         size = format_bytes(match.nbytes)
         description = shortened(match.holders[0].links)
-        return f"{size} ({share} of the peak) are allocated but unused: {description}"
+        return f"{size} ({share}) are allocated but unused: {description}"
 
     def advice(self, match: IdleTensors, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - of the case
         """Make the holder let go; of a thread also keep less of it, or keep it on the host."""

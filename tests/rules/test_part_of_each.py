@@ -1,0 +1,70 @@
+"""partly-read: the states of a simulation are stacked whole, and one row of each is read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.rules.recorded import findings_of, names, peak_of
+
+ROWS, WIDTH, TIMES = 64, 256, 24
+ROW = 3
+
+
+class Simulation(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.speed = nn.Parameter(torch.ones(WIDTH))
+
+    def states(self):
+        state = torch.ones(ROWS, WIDTH)
+        for _ in range(TIMES):
+            state = state + self.speed
+            yield state
+
+
+class Stacking(Simulation):
+    def forward(self):
+        field = []
+        for state in self.states():
+            field.append(state)
+        field = torch.stack(field)
+        return field[:, ROW]
+
+
+class Taking(Simulation):
+    def forward(self):
+        return torch.stack([state[ROW].clone() for state in self.states()])
+
+
+class Whole(Simulation):
+    """Rows are chosen among those of all states together."""
+
+    def forward(self):
+        field = torch.stack(list(self.states()))
+        return field[field.sum((1, 2)) > 0]
+
+
+def training(net):
+    def step(number):
+        net.zero_grad()
+        net().square().mean().backward()
+
+    return step
+
+
+def test_a_part_is_taken_of_each_state(tmp_path):
+    found = findings_of(lambda: training(Stacking()), tmp_path / "run.json")[0]
+    (only,) = found.remedies
+    assert (found.rule, only.fix) == ("partly-read", "narrow_first")
+    assert "only `field[:, ROW]` is read" in found.title
+    # the stack and its parts
+    assert found.bytes == 2 * TIMES * ROWS * WIDTH * 4
+    findings_of(lambda: training(Taking()), tmp_path / "taking.json")
+    saved = peak_of(tmp_path / "run.json") - peak_of(tmp_path / "taking.json")
+    assert only.saves_bytes == pytest.approx(saved, rel=0.1)
+
+
+def test_what_is_chosen_of_all_together_is_read_whole(tmp_path):
+    assert "partly-read" not in names(lambda: training(Whole()), tmp_path / "run.json")
