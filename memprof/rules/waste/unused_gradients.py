@@ -15,7 +15,7 @@ from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.asked_gradients import data_asked_for_gradients
 from memprof.source_code.idioms import keyword, optimizers_made
 from memprof.source_code.patch import diff, wrapped
-from memprof.source_code.program import Place, Program, called_name, calls_in
+from memprof.source_code.program import Place, Program, called_name, calls_in, place_of
 from memprof.source_code.values import is_object, takes_no_gradient, trains_besides
 from memprof.trace import Category, Frame, Phase
 from memprof.units import format_bytes
@@ -52,6 +52,8 @@ class UnreadGradients(Match):
     """The one call of that line, where it makes others that need their graph."""
     asked: tuple[Place, str] | None = None
     """Where the program asks for gradients of data, and the name of that; None: of a model's."""
+    made_at: Place | None = None
+    """The statement that makes their parameters, in modules that have others which are trained."""
 
 
 class UnusedGradients(WasteRule[UnreadGradients]):
@@ -70,6 +72,9 @@ class UnusedGradients(WasteRule[UnreadGradients]):
         gradient &= window.phase == Phase.BACKWARD  # else a buffer that gradients are views of
         state = set(window.module[window.category == Category.OPTIMIZER_STATE].tolist())
         staying = gradient & (window.stays | _outlast_steps(window, gradient, state))
+        beside = _beside_trained(window, gradient, staying, state)
+        if beside is not None:
+            yield beside
         cleared = set(window.module[gradient & ~staying].tolist())
         training_modules = state if _has_states(window.programs) else cleared | state
         if training_modules is state:  # what is without was cleared by a look at the whole model
@@ -109,6 +114,10 @@ class UnusedGradients(WasteRule[UnreadGradients]):
 
     def title(self, match: UnreadGradients) -> str:
         """Say whose they are."""
+        if match.made_at is not None:
+            return (
+                f"are gradients of parameters of {match.modules}, which are not those trained there"
+            )
         if match.asked is not None:
             return f"are gradients of data, of what is handed in as `{match.asked[1]}`"
         if match.graph:
@@ -117,6 +126,14 @@ class UnusedGradients(WasteRule[UnreadGradients]):
 
     def advice(self, match: UnreadGradients, case: Case) -> Iterator[Advice]:
         """Give the parameters none; where a patch is safe, cut the other model's output off."""
+        if match.made_at is not None:
+            why = (
+                "The optimizer has other parameters of these modules, and nothing reads or clears "
+                f"these gradients, {format_bytes(match.nbytes)}: `requires_grad_(False)` for the "
+                "parameters that are made here."
+            )
+            yield Advice("freeze_params", why, match.made_at)
+            return
         if match.asked is not None:
             place, name = match.asked
             own = f"{name} = {name}.detach().requires_grad_()"
@@ -158,6 +175,51 @@ class UnusedGradients(WasteRule[UnreadGradients]):
         condition = "If nothing before it takes a gradient,"
         yield Advice("detach", f"{condition} cut it off here: {why}.", site)
         yield Advice("no_grad", f"{condition} compute it under `torch.no_grad()`: {why}.", site)
+
+
+def _beside_trained(
+    window: Window, gradient: Bools, staying: Bools, state: Collection[int]
+) -> UnreadGradients | None:
+    """Gradients that stay, of parameters beside others of the same module that are trained.
+
+    Those have states as large as their gradients, which are cleared: low-rank factors beside the
+    weights that they were added to. An optimizer that has states for one has them for all it has.
+    """
+    lives = window.lives
+    is_state = window.category == Category.OPTIMIZER_STATE
+    with_state = set(
+        zip(window.module[is_state].tolist(), lives.requested[is_state].tolist(), strict=True)
+    )
+    cleared = np.unique(window.module[gradient & ~staying])
+    trained = [
+        module
+        for module in set(cleared.tolist()) & set(state)
+        if any(
+            (module, int(size)) in with_state
+            for size in lives.requested[gradient & ~staying & (window.module == module)]
+        )
+    ]
+    rows = np.flatnonzero(staying & np.isin(window.module, trained))
+    keys = zip(window.module[rows].tolist(), lives.requested[rows].tolist(), strict=True)
+    rows = rows[np.array([key not in with_state for key in keys], dtype=bool)]
+    if not len(rows):
+        return None
+    names = window.owners.module.names
+    modules = np.unique(window.module[rows])
+    of_parameters = (window.category == Category.PARAMETER) & np.isin(window.module, modules)
+    of_parameters &= np.isin(lives.requested, np.unique(lives.requested[rows]))
+    if not of_parameters.any():
+        return None
+    there = rows[window.at_peak[rows]]
+    return UnreadGradients(
+        row=int(rows[np.argmax(lives.size[rows])]),
+        rows=rows,
+        nbytes=int(lives.size[there].sum()),
+        saving=window.replayed(window.whole(rows)),
+        modules=_in_words(sorted(names[at] for at in modules)),
+        within_model=True,
+        made_at=place_of(window.frame_of(window.main_site(of_parameters))),
+    )
 
 
 def _outlast_steps(window: Window, gradient: Bools, state: Collection[int]) -> Bools:
