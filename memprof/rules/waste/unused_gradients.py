@@ -211,11 +211,15 @@ def _beside_trained(
     if not of_parameters.any():
         return None
     there = rows[window.at_peak[rows]]
+    # What is added to a gradient that is there is as large as it is.
+    added = (window.phase == Phase.BACKWARD) & np.isin(window.module, modules)
+    added &= ~window.has_owner & np.isin(lives.requested, np.unique(lives.requested[rows]))
+    every = np.union1d(rows, np.flatnonzero(added))
     return UnreadGradients(
         row=int(rows[np.argmax(lives.size[rows])]),
         rows=rows,
         nbytes=int(lives.size[there].sum()),
-        saving=window.replayed(window.whole(rows)),
+        saving=window.replayed(window.whole(every)),
         modules=_in_words(sorted(names[at] for at in modules)),
         within_model=True,
         made_at=place_of(window.frame_of(window.main_site(of_parameters))),
