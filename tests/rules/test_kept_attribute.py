@@ -43,7 +43,7 @@ def test_the_attribute_is_to_be_let_go(tmp_path):
     assert found.rule == first.rule == "kept-attribute"
     assert found.bytes_per_step == WIDTH * WIDTH * 4
     assert first.fix == "del_ref"
-    assert first.code == "samples = [SimpleNamespace(features=None) for _ in range(64)]"
+    assert first.code == "sample.features = torch.zeros(WIDTH, WIDTH)"
 
 
 def test_without_a_holder_the_container_is_told_that_the_line_itself_fills(tmp_path):

@@ -11,10 +11,12 @@ from memprof.reference_chain import LinkKind
 from memprof.rules.case import NO_FIGURE, Case, says
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.source_code.idioms import growing
-from memprof.source_code.program import Place, bound_names
+from memprof.source_code.program import Place, bound_names, called_name
 
 __all__ = ["RULE"]
 
+_NAMED = frozenset({LinkKind.ATTRIBUTE, LinkKind.ITEM})
+"""Links that have the name of an attribute."""
 _SAY_MORE = frozenset(
     {
         *(LinkKind.CYCLE, LinkKind.CPP_CYCLE, LinkKind.LRU_CACHE, LinkKind.CLASS_ATTRIBUTE),
@@ -33,6 +35,8 @@ class Name(Cause):
     """The statement that binds the name."""
     name: str = ""
     """As written: ``self.batch``; empty where the statement binds none."""
+    is_of_items: bool = False
+    """It is an attribute of objects that a container has: ``sample.features``."""
 
     @property
     def is_attribute(self) -> bool:
@@ -53,7 +57,10 @@ class KeptAttribute(GrowthRule[Name]):
         if case.links & _SAY_MORE:
             return None
         for holder in case.finding.holders:
-            place = case.place_of(holder)
+            setting = _setting(case, holder)
+            if setting is not None:
+                return setting
+            place = case.place_of(holder) or _by_name_of_module(case, holder)
             if place is not None:
                 names = bound_names(place.statement)
                 return Name(holder, place, ast.unparse(names[0]) if names else "")
@@ -74,6 +81,16 @@ class KeptAttribute(GrowthRule[Name]):
             why = "It outlives its step; drop the last reference to it."
             yield Advice("del_ref", why, cause.place, otherwise=True)
             return
+        if cause.is_of_items:
+            yield Advice(
+                "del_ref",
+                f"`{cause.name}` stays with each item, and all of them stay: "
+                f"{says(cause.holder)}. Bind it to a variable, or `del {cause.name}` when it is "
+                "done with.",
+                cause.place,
+                typed=f"del {cause.name}",
+            )
+            return
         name = f"`{cause.name}`" if cause.name else "what holds it"
         yield Advice(
             "del_ref",
@@ -84,6 +101,42 @@ class KeptAttribute(GrowthRule[Name]):
             saving=None if case.direct else NO_FIGURE,
             otherwise=not (cause.is_attribute and case.direct),
         )
+
+
+def _setting(case: Case, holder: Holder) -> Name | None:
+    """The statement on the tensors' stack that sets the attribute of an item that has them."""
+    kinds = [link.kind for link in holder.links]
+    if LinkKind.ITEM not in kinds:
+        return None
+    # Of an object with a mapping of its own for attributes they are its keys.
+    inner = holder.links[kinds.index(LinkKind.ITEM) + 1 :]
+    names = {link.name.strip("'\"") for link in inner if link.kind in _NAMED}
+    for _, place in case.frames:
+        for target in bound_names(place.statement):
+            if not isinstance(target, ast.Attribute) or target.attr not in names:
+                continue
+            if not (isinstance(target.value, ast.Name) and target.value.id == "self"):
+                return Name(holder, place, ast.unparse(target), is_of_items=True)
+    return None
+
+
+def _by_name_of_module(case: Case, holder: Holder) -> Place | None:
+    """The one statement that puts values under names of its own making: ``globals()[name] = …``."""
+    if not holder.links or holder.links[0].kind is not LinkKind.GLOBAL:
+        return None
+    places = [
+        place
+        for program in case.programs
+        for node in program.nodes
+        if isinstance(node, ast.Assign)
+        and any(map(_is_of_globals, node.targets))
+        and (place := program.place(node)) is not None
+    ]
+    return places[0] if len(places) == 1 else None
+
+
+def _is_of_globals(target: ast.expr) -> bool:
+    return isinstance(target, ast.Subscript) and called_name(target.value) == "globals"
 
 
 RULE = KeptAttribute()

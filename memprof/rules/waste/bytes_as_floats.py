@@ -32,8 +32,10 @@ __all__ = ["RULE"]
 
 _LEAST_SHARE = 0.1
 """Of the peak."""
-_NEARLY_ALL = 0.8
-"""Of the peak, from which what only samples tell is a headline."""
+_NEARLY_ALL, _MOST_OF_IT = 0.8, 0.5
+"""Of the peak, from which what only samples tell is a headline, …"""
+_LONG = 8
+"""… and from which it is where each value has so many bytes, of which seven are spared."""
 _REPEATED = 3
 """Times that the same values are there: to keep them once saves as much."""
 _HIGHEST = 255
@@ -164,7 +166,8 @@ def _of_few_values(window: Window) -> Bytes | None:
         nbytes=int(window.lives.size[rows].sum()),
         saving=window.replayed(window.whole(rows)),
         # A ring of frames is often left so; where it is nearly all there is, nobody would.
-        tentative=window.share(window.bytes_of(few & mask)) < _NEARLY_ALL,
+        tentative=window.share(window.bytes_of(few & mask))
+        < (_MOST_OF_IT if values.item_bytes >= _LONG else _NEARLY_ALL),
         distinct=values.distinct + (values.filled < 1),
         item_bytes=values.item_bytes,
     )
