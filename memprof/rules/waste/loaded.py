@@ -19,7 +19,8 @@ from memprof.source_code.patch import diff, with_keyword
 from memprof.source_code.program import Place, calls_in, own_calls
 from memprof.source_code.scopes import qualified_name
 from memprof.units import format_bytes
-from memprof.views.window import Bools, Window
+from memprof.views.peak_without import Saving
+from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["RULE", "LoadedCheckpoint"]
 
@@ -37,6 +38,9 @@ class LoadedCheckpoint(Match):
     """The user's name for what was loaded; empty where the source does not show it."""
     passing: bool = False
     """They are there at the peak only; else they stay over the steps."""
+    dropped: Saving | None = None
+    """What is saved where they go before the first step: until then the model is filled from
+    them."""
 
 
 class LoadedFile(WasteRule[LoadedCheckpoint]):
@@ -59,11 +63,14 @@ class LoadedFile(WasteRule[LoadedCheckpoint]):
             return
         row = window.main_site(mask)
         binding = first_binding(window.stack(row))
+        rows = np.flatnonzero(mask)
+        ends = np.full(len(rows), _end_of_loading(window, rows, row))
         yield LoadedCheckpoint(
             row=row,
-            rows=np.flatnonzero(mask),
+            rows=rows,
             nbytes=window.bytes_of(mask),
-            saving=window.replayed(window.whole(np.flatnonzero(mask))),
+            saving=window.replayed(window.whole(rows)),
+            dropped=window.replayed(window.ended_at(rows, ends)) if staying.any() else None,
             name=binding.target if binding is not None else "",
             passing=not staying.any(),
             tentative=_in_most_steps(window, from_files)
@@ -94,6 +101,28 @@ class LoadedFile(WasteRule[LoadedCheckpoint]):
             yield _drop(match, place)
 
 
+def _end_of_loading(window: Window, rows: Ints, row: int) -> int:
+    """The event by which the function that loads has returned, or else the step has ended.
+
+    Until then a model may be filled from what was loaded.
+    """
+    last = int(window.lives.alloc[rows].max())
+    if last < 0:
+        return 0
+    steps = window.step_of_event[: window.events]
+    following = int(np.searchsorted(steps, steps[last], side="right"))
+    frame = window.frame_of(row)
+    tables = window.trace.tables
+    same = {
+        at
+        for at, one in enumerate(tables.frames)
+        if (one.filename, one.name) == (frame.filename, frame.name)
+    }
+    inside = np.array([not same.isdisjoint(stack) for stack in tables.stacks], dtype=bool)
+    through = np.flatnonzero(inside[window.trace.events.stack[last:following]])
+    return last + int(through[-1]) + 1 if len(through) else following
+
+
 def _load_to_host(
     match: LoadedCheckpoint, place: Place | None, loads: Sequence[ast.Call]
 ) -> Advice:
@@ -116,7 +145,7 @@ def _drop(match: LoadedCheckpoint, place: Place | None) -> Advice:
     used = (
         "as soon as it has been used" if match.passing else "once the model has been filled from it"
     )
-    return Advice("del_ref", f"Drop {what} {used}.", place)
+    return Advice("del_ref", f"Drop {what} {used}.", place, saving=match.dropped)
 
 
 def _loads_many(place: Place) -> bool:

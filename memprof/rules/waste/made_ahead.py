@@ -15,6 +15,7 @@ from memprof.source_code.lists_ahead import ListAhead, list_ahead
 from memprof.source_code.program import Place, place_of
 from memprof.trace import EMPTY, Category
 from memprof.units import format_bytes
+from memprof.views.peak_without import Cuts
 from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["RULE"]
@@ -69,7 +70,7 @@ class MadeAheadRule(WasteRule[MadeAhead]):
                 row=window.largest(there & np.isin(lives.stack, of_list)),
                 rows=rows,
                 nbytes=nbytes,
-                saving=window.replayed(window.whole(_all_but_one(window, alike, next_run))),
+                saving=window.replayed(_all_but_one(window, alike, next_run)),
                 ahead=lists[key],
             )
 
@@ -123,16 +124,27 @@ def _lines_of_body(loop: Place) -> range:
     return range(loop.statement.body[0].lineno, loop.lines.stop)
 
 
-def _all_but_one(window: Window, alike: Bools, next_run: Ints) -> Ints:
-    """Of what each stack made for one run of the loop all but the largest: one is needed."""
+def _all_but_one(window: Window, alike: Bools, next_run: Ints) -> Cuts:
+    """Of what each stack made for one run of the loop all but the largest: one is needed.
+
+    The next largest is there while that one is made: a loop's variable has the last item until the
+    next is bound to it.
+    """
     lives = window.lives
     rows = np.flatnonzero(alike)
     order = np.lexsort((-lives.size[rows], next_run[rows], lives.stack[rows]))
     rows = rows[order]
-    is_first = np.ones(len(rows), dtype=bool)
-    is_first[1:] = (np.diff(lives.stack[rows]) != 0) | (np.diff(next_run[rows]) != 0)
-    others: Ints = rows[~is_first]
-    return others
+    is_new = np.ones(len(rows), dtype=bool)
+    is_new[1:] = (np.diff(lives.stack[rows]) != 0) | (np.diff(next_run[rows]) != 0)
+    starts = np.flatnonzero(is_new)
+    place = np.arange(len(rows)) - np.repeat(starts, np.diff(np.append(starts, len(rows))))
+    second, others = rows[place == 1], window.whole(rows[place > 1])
+    brief = window.ended_at(second, next_run[second])
+    return Cuts(
+        np.concatenate([others.rows, brief.rows]),
+        np.concatenate([others.start, brief.start]),
+        np.concatenate([others.end, brief.end]),
+    )
 
 
 RULE = MadeAheadRule()
