@@ -71,7 +71,8 @@ History:
     1.10 `labelled_rows`: how many of the rows that it is given a loss counts (2026-11)
     1.11 `graph_inputs`: which calls of models were given what takes a gradient; `kept_results`:
          what was read of results that outlived calls of models (2026-11)
-    1.12 `large_values`: how much of large tensors is zero, or the same again (2026-11)
+    1.12 `large_values`: how much of large tensors is zero, or the same again, and whether it is so
+         in several steps (2026-11)
 """
 
 
@@ -433,6 +434,9 @@ class LargeValues(
     fewest of one tensor; 1: they are not."""
     same: list[int] = []
     """The most tensors of that size, of whatever stack, that had the same values at once."""
+    same_in_steps: list[int] = []
+    """The same of the step in which they were the fewest, of two steps or more that were looked at;
+    else 1."""
     shape: list[list[int]] = []
     """Lengths of the dimensions, of the first."""
     dim: list[int] = []

@@ -29,6 +29,8 @@ class Values:
     """How often the same values are there along dimensions."""
     same: int
     """Tensors of the same values."""
+    same_in_steps: int
+    """The same of the step in which they were the fewest; 1 where fewer than two are known."""
     nbytes: int
     shape: tuple[int, ...]
     dim: int
@@ -83,6 +85,7 @@ def _values(record: LargeValues, row: int) -> Values:
         are_ones=record.ones[row] == count,
         repeats=record.repeats[row],
         same=record.same[row],
+        same_in_steps=record.same_in_steps[row] if record.same_in_steps else 1,
         nbytes=record.size[row],
         shape=tuple(record.shape[row]),
         dim=record.dim[row],
@@ -101,6 +104,7 @@ def _both(first: Values, second: Values) -> Values:
         are_ones=first.are_ones and second.are_ones,
         repeats=min(first.repeats, second.repeats),
         same=min(first.same, second.same),
+        same_in_steps=min(first.same_in_steps, second.same_in_steps),
         nbytes=first.nbytes,
         shape=first.shape,
         dim=first.dim if is_alike else -1,

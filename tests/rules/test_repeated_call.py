@@ -93,3 +93,33 @@ def test_runs_on_other_inputs_are_no_repetition(tmp_path):
         return training(agent, lambda x: (agent.value(x), agent.policy(x + 1)))
 
     assert "repeated-call" not in names(program, tmp_path / "run.json")
+
+
+class Automaton(nn.Module):
+    """It adds nothing to its state before it has learned to: then each turn is like the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.perceive = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+        self.update = nn.Linear(WIDTH, WIDTH)
+        nn.init.zeros_(self.update.weight)
+        nn.init.zeros_(self.update.bias)
+
+    def forward(self, x):
+        return x + self.update(self.perceive(x))
+
+
+def test_turns_that_are_alike_in_the_first_step_alone_are_no_repetition(tmp_path):
+    def program():
+        net = Automaton()
+        optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+
+        def step(number):
+            optimizer.zero_grad()
+            x = torch.randn(BATCH, WIDTH)
+            (net(net(x)) - 1).square().mean().backward()
+            optimizer.step()
+
+        return step
+
+    assert "repeated-call" not in names(program, tmp_path / "run.json")

@@ -108,7 +108,7 @@ def _twice(window: Window) -> Bools:
     lives = window.lives
     alike = np.zeros(len(lives), dtype=bool)
     for (stack, size), values in known.items():
-        if values.same >= _TWICE and stack != EMPTY:
+        if values.same_in_steps >= _TWICE and stack != EMPTY:
             alike |= (lives.stack == stack) & (lives.requested == size)
     alike &= window.at_peak & (window.category == Category.ACTIVATION) & (window.module > 0)
     twice: Bools = alike & (window.phase == Phase.FORWARD)
@@ -124,7 +124,7 @@ def _runs(window: Window, twice: Bools) -> tuple[Ints, Ints, int] | None:
     rows = np.flatnonzero(twice)
     rows = rows[np.argsort(lives.alloc[rows], kind="stable")]
     keys = zip(lives.stack[rows].tolist(), lives.requested[rows].tolist(), strict=True)
-    times = min(known[key].same for key in keys)
+    times = min(known[key].same_in_steps for key in keys)
     by_kind: dict[tuple[int, int], list[int]] = {}
     for row in rows.tolist():
         by_kind.setdefault((int(window.module[row]), int(lives.requested[row])), []).append(row)

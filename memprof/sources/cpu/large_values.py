@@ -28,6 +28,9 @@ _LEAST_SHARE = 0.05
 """Of the bytes in use, that all tensors of a stack and size have to be worth a look."""
 _HIGHER = 1.05
 """A new high is looked at once it is so many times the last one."""
+_AS_HIGH, _AGAIN = 0.9, (3, 8, 24)
+"""In steps that follow so many others, what is there at so much of the high is looked at again:
+before a model has learned anything, layers that begin with zeros return what they are given."""
 _LATER = 1.25
 """Times as many steps as were over at the last look are over at the next one."""
 _MOST_TENSORS = 512
@@ -206,20 +209,27 @@ class LargeValuesWatch:
         self._live = live
         self._groups: dict[tuple[int, int], _Group] = {}
         self._rows: dict[tuple[int, int], _Row] = {}
+        self._same: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+        """Of each stack and size, by how many steps were over when they were made, the most tensors
+        of the same values."""
         self._due: dict[int, list[tuple[int, int]]] = defaultdict(list)
         """By how many steps are over, what is to be looked at then."""
         self._began_s = self._spent_s = 0.0
         self._tensors = self._high = self._steps = 0
         self._step = -1
         """The number that the program's step has; -1 before the first."""
+        self._is_again_due = False
 
     def add(self, reference: StorageReference, tensor: Any, func: Any, args: Any) -> None:
         """A result of `LEAST_BYTES` or more is new; what is there besides may be a new high.
 
         Not what an operator was given, or took from a file: nobody knows where that lies.
         """
-        if self._live.bytes > _HIGHER * self._high and self._may_look():
-            self._high = self._live.bytes
+        is_higher = self._live.bytes > _HIGHER * self._high
+        is_as_high = self._is_again_due and self._live.bytes >= _AS_HIGH * self._high
+        if (is_higher or is_as_high) and self._may_look():
+            self._high = max(self._high, self._live.bytes)
+            self._is_again_due = False
             self.look()
         if func._schema.name in _FROM_FILES or _is_given(reference.key, args):
             return
@@ -250,6 +260,9 @@ class LargeValuesWatch:
             return
         self._steps += max(1, step - self._step) if self._step >= 0 else 1
         self._step = step
+        if self._steps in _AGAIN:
+            self._is_again_due = True
+            self._sweep()
         if not self._may_look():
             return
         due = [key for at in list(self._due) if at <= self._steps for key in self._due.pop(at)]
@@ -270,12 +283,14 @@ class LargeValuesWatch:
     def begin(self) -> None:
         """A window begins; what is known from an earlier one and lives is looked at again."""
         self._rows.clear()
+        self._same.clear()
         self._high = 0
 
     def clear(self) -> None:
         """Forget all."""
         self._groups.clear()
         self._rows.clear()
+        self._same.clear()
         self._due.clear()
         self._tensors = self._high = 0
 
@@ -304,6 +319,8 @@ class LargeValuesWatch:
         for tensors in alike.values():
             for tensor in tensors:
                 tensor.same = len(tensors)
+                by_step = self._same[tensor.reference.stack, tensor.reference.size]
+                by_step[tensor.since] = max(tensor.same, by_step.get(tensor.since, 0))
         self._spent_s += time.monotonic() - began_s
 
     def take(self, device: str) -> list[LargeValues]:
@@ -317,6 +334,8 @@ class LargeValuesWatch:
         if not rows:
             return []
         values = rows.values()
+        same = [self._same.get(key, {}) for key in rows]
+        self._same = defaultdict(dict)
         return [
             LargeValues(
                 device,
@@ -330,6 +349,9 @@ class LargeValuesWatch:
                 ones=[row.ones for row in values],
                 repeats=[row.repeats for row in values],
                 same=[row.same for row in values],
+                same_in_steps=[
+                    min(by_step.values()) if len(by_step) > 1 else 1 for by_step in same
+                ],
                 shape=[list(row.shape) for row in values],
                 dim=[row.dim for row in values],
                 used=[row.used for row in values],
