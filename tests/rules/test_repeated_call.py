@@ -123,3 +123,23 @@ def test_turns_that_are_alike_in_the_first_step_alone_are_no_repetition(tmp_path
         return step
 
     assert "repeated-call" not in names(program, tmp_path / "run.json")
+
+
+def with_an_accuracy():
+    """The first run is for the loss, and the second one for a number."""
+    agent = Agent()
+
+    def step(number):
+        agent.zero_grad()
+        x = torch.randn(BATCH, 8)
+        loss = agent.policy(x).square().mean()
+        (agent.policy(x).argmax(1) == 0).float().mean().item()
+        loss.backward()
+
+    return step
+
+
+def test_a_run_for_a_number_beside_the_graph_is_one_as_well(tmp_path):
+    found = findings_of(with_an_accuracy, tmp_path / "run.json")[0]
+    assert found.rule == "repeated-call"
+    assert found.remedies[0].code == "(agent.policy(x).argmax(1) == 0).float().mean().item()"

@@ -61,8 +61,7 @@ class RepeatedCalls(WasteRule[RepeatedCall]):
             return
         first, second, times = runs
         inside = np.array([f"{name}.".startswith(f"{module}.") for name in names])[window.module]
-        inside &= window.at_peak & (window.category == Category.ACTIVATION)
-        inside &= window.phase == Phase.FORWARD
+        inside &= window.at_peak & _made_by_passes(window)
         frames = _where_they_part(window, first, second)
         if frames is None or window.bytes_of(twice) < _MOSTLY * window.bytes_of(inside):
             return
@@ -103,16 +102,22 @@ class RepeatedCalls(WasteRule[RepeatedCall]):
 
 
 def _twice(window: Window) -> Bools:
-    """Activations at the peak whose values two tensors of their size had at once."""
+    """What passes made that is there at the peak, whose values two of their size had at once."""
     known = values_by_stack_and_size(window)
     lives = window.lives
     alike = np.zeros(len(lives), dtype=bool)
     for (stack, size), values in known.items():
         if values.same_in_steps >= _TWICE and stack != EMPTY:
             alike |= (lives.stack == stack) & (lives.requested == size)
-    alike &= window.at_peak & (window.category == Category.ACTIVATION) & (window.module > 0)
-    twice: Bools = alike & (window.phase == Phase.FORWARD)
+    twice: Bools = alike & window.at_peak & _made_by_passes(window)
     return twice
+
+
+def _made_by_passes(window: Window) -> Bools:
+    """What modules make in forward passes; whether a backward pass comes for it or not."""
+    mask: Bools = (window.phase == Phase.FORWARD) & (window.module > 0) & ~window.has_owner
+    mask &= window.category != Category.INPUT
+    return mask
 
 
 def _runs(window: Window, twice: Bools) -> tuple[Ints, Ints, int] | None:
@@ -169,7 +174,7 @@ def _of_later_runs(
     """
     lives, names = window.lives, window.owners.module.names
     rows: Bools = np.array([f"{name}.".startswith(f"{module}.") for name in names])[window.module]
-    rows &= window.category == Category.ACTIVATION
+    rows &= _made_by_passes(window)
     if frames[0] != frames[1] and times == _TWICE:
         stacks = np.unique(lives.stack[rows]).tolist()
         by_line = [one for one in stacks if one != EMPTY and frames[1] in window.trace.stack(one)]

@@ -88,9 +88,10 @@ class UnreadOutputsOfModels(WasteRule[UnreadOutputs]):
         if window.peak.event < 0:
             return
         kept = _kept_beyond_pass(window)
-        of_cache = kept & np.isin(window.lives.stack, _stacks_of_caches(window, kept))
+        of_cache = np.isin(window.lives.stack, _stacks_of_caches(window))
         yield from _matches(window, kept & ~of_cache, _asks_by_flag)
-        yield from _matches(window, of_cache, _asks_by_default)
+        kept_to_end = _kept_beyond_pass(window, to_its_end=True)
+        yield from _matches(window, kept_to_end & of_cache, _asks_by_default)
         yield from _matches(window, _kept_of_tokens(window), _asks_for_tokens)
 
     def title(self, match: UnreadOutputs) -> str:
@@ -355,8 +356,11 @@ def _takes_by_place(node: ast.AST, lists: Collection[str], first: int) -> bool:
     return isinstance(place, (ast.Slice, ast.UnaryOp))
 
 
-def _kept_beyond_pass(window: Window) -> Bools:
-    """What modules within a model make in a pass without a backward pass, and leave behind it."""
+def _kept_beyond_pass(window: Window, *, to_its_end: bool = False) -> Bools:
+    """What modules within a model make in a pass without a backward pass, and leave behind it.
+
+    ``to_its_end``: also what goes with the pass' output before anything else is made.
+    """
     lives = window.lives
     names = [label.module for label in window.trace.tables.labels]
     candidate = (window.module > 0) & ~window.has_owner & (window.freed_by != Phase.BACKWARD)
@@ -373,7 +377,7 @@ def _kept_beyond_pass(window: Window) -> Bools:
         for first, last, following in runs_within(window, inside):
             low, high = np.searchsorted(lives.alloc, [first, last + 1])
             rows = np.arange(low, high)
-            own = candidate[rows] & (lives.free[rows] > following)
+            own = candidate[rows] & (lives.free[rows] > (last if to_its_end else following))
             if freed_backward[rows].any():
                 own &= ~of_graph[rows]
             kept[rows[own]] = True
@@ -402,9 +406,9 @@ def _is_made_in(stack: tuple[Frame, ...], path: str) -> bool:
     return innermost is not None and path in _posix(innermost)
 
 
-def _stacks_of_caches(window: Window, kept: Bools) -> list[int]:
+def _stacks_of_caches(window: Window) -> list[int]:
     """Those that keys and values for a next token were made by."""
-    stacks = np.unique(window.lives.stack[kept]).tolist()
+    stacks = np.unique(window.lives.stack[window.at_peak & ~window.has_owner]).tolist()
     return [
         one for one in stacks if any(_CACHES in _posix(frame) for frame in window.trace.stack(one))
     ]
