@@ -335,9 +335,9 @@ def _parts_of(place: Place, value: ast.expr, instead: Instead) -> list[ast.expr 
         for load, parents in reads_of(place.scope, name):
             if isinstance(parents[-1], ast.Attribute) and parents[-1].attr in _OF_SHAPE:
                 continue
-            is_of_list = instead is Instead.EACH and load.lineno <= (statement.end_lineno or 0)
-            if is_of_list and any(load.id == name for load in _names(value)):
-                continue  # the list of that name, as in ``states = torch.stack(states)``
+            is_earlier = load.lineno <= (statement.end_lineno or 0) and place.loop is None
+            if is_earlier and any(one.id == name for one in _names(value)):
+                continue  # what the name had before, as in ``states = torch.stack(states)``
             in_loop_of_its_own = any(
                 isinstance(node, _REPEATING) and node not in place.around for node in parents
             )

@@ -68,3 +68,25 @@ def test_a_part_is_taken_of_each_state(tmp_path):
 
 def test_what_is_chosen_of_all_together_is_read_whole(tmp_path):
     assert "partly-read" not in names(lambda: training(Whole()), tmp_path / "run.json")
+
+
+def of_bytes():
+    """All frames are converted, and a corner of each is read, by the same name."""
+    video = torch.randint(0, 256, (TIMES, ROWS, WIDTH), dtype=torch.uint8)
+    layer = nn.Linear(8, 1)
+
+    def crop(frames):
+        frames = frames.float() / 255
+        return frames[:, :8, :8]
+
+    def step(number):
+        layer.zero_grad()
+        layer(crop(video)).square().mean().backward()
+
+    return step
+
+
+def test_what_a_name_had_before_is_not_what_is_read_of_it(tmp_path):
+    found = findings_of(of_bytes, tmp_path / "run.json")[0]
+    assert found.rule == "partly-read"
+    assert "only `frames[:, :8, :8]` is read" in found.title
