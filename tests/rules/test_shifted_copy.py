@@ -1,0 +1,74 @@
+"""shifted-copy: all of a data set is kept once more, some rows further on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.rules.recorded import findings_of, names
+
+ROWS, WIDTH = 2048, 128
+NBYTES = ROWS * WIDTH * 4
+
+
+class Joined:
+    def __init__(self, obs):
+        self.obs = obs
+        self.following = torch.cat([obs[1:], obs[-1:]])
+
+
+class Rolled:
+    def __init__(self, obs):
+        self.obs = obs
+        self.following = obs.roll(-1, 0)
+
+
+class Copied:
+    def __init__(self, obs):
+        self.obs = obs
+        self.following = obs[1:].clone()
+
+
+class Extended:
+    """The rows of two tensors."""
+
+    def __init__(self, obs):
+        self.obs = obs
+        self.following = torch.cat([obs[: ROWS // 2], torch.randn(ROWS // 2, WIDTH)])
+
+
+def training(data):
+    layer = nn.Linear(WIDTH, 4)
+
+    def step(number):
+        layer.zero_grad()
+        at = torch.randint(ROWS - 1, (32,))
+        (layer(data.obs[at]) - layer(data.following[at])).square().mean().backward()
+
+    return step
+
+
+def fires():
+    return training(Joined(torch.randn(ROWS, WIDTH)))
+
+
+def looks_alike():
+    return training(Extended(torch.randn(ROWS, WIDTH)))
+
+
+@pytest.mark.parametrize("kind", [Joined, Rolled, Copied])
+def test_the_copy_is_told_with_what_it_is_a_copy_of(kind, tmp_path):
+    found = findings_of(lambda: training(kind(torch.randn(ROWS, WIDTH))), tmp_path / "run.json")[0]
+    (only,) = found.remedies
+    assert (found.rule, only.fix, only.typed) == ("shifted-copy", "store_once", "obs[index + 1]")
+    assert found.bytes == only.saves_bytes == NBYTES - (kind is Copied) * WIDTH * 4
+
+
+def test_a_copy_beside_nothing_as_large_is_none(tmp_path):
+    def program():
+        data = Joined(torch.randn(ROWS, WIDTH))
+        data.obs = data.following
+        return training(data)
+
+    assert "shifted-copy" not in names(program, tmp_path / "run.json")
