@@ -30,6 +30,7 @@ from memprof.source_code.program import (
     nodes_of,
     place_of,
 )
+from memprof.source_code.values import values_of
 from memprof.source_code.verbs import EMPTYING
 from memprof.trace import Frame
 
@@ -49,6 +50,9 @@ __all__ = [
 ]
 
 _FAR_MORE = 2
+_FEW_KEYS = 64
+"""Of a container whose items are kept to a length each: classes, say, and no ever new names."""
+_ITEM_OR_NEW = frozenset(("get", "setdefault"))
 _MOSTLY = 0.5
 _TAKING_ONE = EMPTYING - {"clear"}
 _MODULES = frozenset(("ModuleDict", "ModuleList", "ParameterDict", "ParameterList"))
@@ -187,7 +191,27 @@ def is_kept_short(holder: Holder) -> bool:
     length, grew = holder.links[container].length, holder.links[container].grows
     if _is_list_of_items(holder, container) and replaces_items(place, name, length, grew=grew):
         return True
+    if _is_item_of(place, growth.container, name) and length <= _FEW_KEYS:
+        inner = holder.links[container + 1 :]
+        lengths = [link.length for link in inner if link.kind == LinkKind.ITEM]
+        return is_kept_to_length(place, max(lengths[:1], default=0))
     return last_name(growth.container) == name and is_kept_to_length(place, length)
+
+
+def _is_item_of(place: Place, variable: str, name: str) -> bool:
+    """Whether a variable stands for one item of a container: ``slot = self.slots[label]``.
+
+    Or for one that is made where there is none, by ``setdefault``.
+    """
+    values = list(values_of(place, variable)) if "." not in variable else []
+    value = values[0] if len(values) == 1 else None
+    if isinstance(value, ast.Call) and called_name(value) in _ITEM_OR_NEW:
+        value = value.func.value if isinstance(value.func, ast.Attribute) else None
+    elif isinstance(value, ast.Subscript):
+        value = value.value
+    else:
+        return False
+    return value is not None and last_name(ast.unparse(value)) == name
 
 
 def _filled_by(growth: Filling, holder: Holder) -> int:

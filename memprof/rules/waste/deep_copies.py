@@ -1,0 +1,114 @@
+"""deep-copies: objects are copied with the data that they refer to."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.rules.case import Case
+from memprof.rules.lifespan import stays_near_peak
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.program import Place, calls_in, place_of
+from memprof.trace import Category
+from memprof.units import format_bytes
+from memprof.views.window import Bools, Ints, Window
+
+__all__ = ["RULE"]
+
+_LEAST_SHARE = 0.2
+"""Of the peak, in all copies."""
+_FEWEST = 3
+"""Of one size: one copy may well be meant."""
+_COPY = "deepcopy"
+_FILE = "copy.py"
+_OF_MODELS = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeepCopies(Match):
+    """What is copied."""
+
+    source: str = ""
+
+
+class DeepCopiesRule(WasteRule[DeepCopies]):
+    """`child = copy.deepcopy(config)` of a configuration that has the data set, for each member."""
+
+    name = "deep-copies"
+    summary = "objects are copied with the data that they refer to"
+    fixes = ("store_once",)
+
+    def matches(self, window: Window) -> Iterator[DeepCopies]:
+        """Several that a deep copy made in one size and that stay, beside what they are made of."""
+        lives = window.lives
+        staying = stays_near_peak(window) & window.at_peak
+        of_models = np.isin(window.category, _OF_MODELS)
+        staying &= ~np.isin(lives.requested, np.unique(lives.requested[of_models]))
+        by_copying = _made_by_copying(window) & ~window.has_owner
+        copied = staying & by_copying
+        for site in window.large_sites(copied, _LEAST_SHARE):
+            place = place_of(window.owners.sites.frames[site])
+            source = _source(place) if place is not None else ""
+            rows = _of_one_size(window, np.flatnonzero(copied & (window.site == site)))
+            if not source or not len(rows):
+                continue
+            size = lives.requested[rows[0]]
+            if not (staying & ~copied & (lives.requested == size)).any():
+                continue  # what they were copied from is gone: there may be one for each
+            every = by_copying & (window.site == site) & (lives.requested == size)
+            there = np.flatnonzero(every & window.at_peak)
+            yield DeepCopies(
+                row=int(rows[0]),
+                rows=there,
+                nbytes=int(lives.size[there].sum()),
+                saving=window.replayed(window.whole(np.flatnonzero(every))),
+                source=source,
+            )
+            return
+
+    def title(self, match: DeepCopies) -> str:
+        """Say how many there are."""
+        return f"are {len(match.rows)} copies of a tensor that `{match.source}` refers to"
+
+    def advice(self, match: DeepCopies, case: Case) -> Iterator[Advice]:
+        """Copy the object alone."""
+        why = (
+            f"`deepcopy` copies all that `{match.source}` refers to, {format_bytes(match.nbytes)} "
+            "of tensors that are there already: where nothing writes to them, copy the object "
+            f"alone (`copy.copy({match.source})`), or keep the data out of it."
+        )
+        yield Advice("store_once", why, case.site, typed=f"copy.copy({match.source})")
+
+
+def _made_by_copying(window: Window) -> Bools:
+    """Per lifetime: whether Python's module for copies made it."""
+    stacks = map(window.trace.stack, range(len(window.trace.tables.stacks)))
+    by_copy = [
+        any(frame.filename.replace("\\", "/").rpartition("/")[2] == _FILE for frame in stack)
+        for stack in stacks
+    ]
+    of_copies: Bools = np.array(by_copy, dtype=bool)[window.lives.stack]
+    return of_copies
+
+
+def _source(place: Place) -> str:
+    """The name whose object a statement copies."""
+    calls = [call for call in calls_in(place.statement, _COPY) if call.args]
+    value = calls[0].args[0] if len(calls) == 1 else None
+    return ast.unparse(value) if isinstance(value, (ast.Name, ast.Attribute)) else ""
+
+
+def _of_one_size(window: Window, rows: Ints) -> Ints:
+    """Those of the size that most bytes are of; none where there are fewer than a few."""
+    sizes, counts = np.unique(window.lives.requested[rows], return_counts=True)
+    if not len(sizes):
+        return rows
+    most = int(np.argmax(sizes * counts))
+    alike: Ints = rows[window.lives.requested[rows] == sizes[most]]
+    return alike if len(alike) >= _FEWEST else alike[:0]
+
+
+RULE = DeepCopiesRule()
