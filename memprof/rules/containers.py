@@ -191,18 +191,33 @@ def is_kept_short(holder: Holder) -> bool:
     length, grew = holder.links[container].length, holder.links[container].grows
     if _is_list_of_items(holder, container) and replaces_items(place, name, length, grew=grew):
         return True
-    if _is_item_of(place, growth.container, name) and length <= _FEW_KEYS:
-        inner = holder.links[container + 1 :]
-        lengths = [link.length for link in inner if link.kind == LinkKind.ITEM]
-        return is_kept_to_length(place, max(lengths[:1], default=0))
+    if _is_kept_by_key(place, growth, holder):
+        return True
     return last_name(growth.container) == name and is_kept_to_length(place, length)
 
 
-def _is_item_of(place: Place, variable: str, name: str) -> bool:
-    """Whether a variable stands for one item of a container: ``slot = self.slots[label]``.
+def _is_kept_by_key(place: Place, growth: Filling, holder: Holder) -> bool:
+    """Whether a statement keeps each item of a container of a few keys to a length.
 
-    Or for one that is made where there is none, by ``setdefault``.
+    By a variable that stands for the item: ``slot = self.slots.setdefault(label, [])``.
     """
+    links, outer = holder.links, _container_of(place, growth.container)
+    at = next(
+        (
+            at
+            for at in range(1, len(links))
+            if links[at].kind == LinkKind.ITEM and last_name(links[at - 1].name) == outer
+        ),
+        -1,
+    )
+    if not outer or at < 0 or links[at].length > _FEW_KEYS:
+        return False
+    inner = [link.length for link in links[at + 1 :] if link.kind == LinkKind.ITEM]
+    return is_kept_to_length(place, max(inner[:1], default=0))
+
+
+def _container_of(place: Place, variable: str) -> str:
+    """The last name of the container of which a variable stands for an item; else empty."""
     values = list(values_of(place, variable)) if "." not in variable else []
     value = values[0] if len(values) == 1 else None
     if isinstance(value, ast.Call) and called_name(value) in _ITEM_OR_NEW:
@@ -210,8 +225,8 @@ def _is_item_of(place: Place, variable: str, name: str) -> bool:
     elif isinstance(value, ast.Subscript):
         value = value.value
     else:
-        return False
-    return value is not None and last_name(ast.unparse(value)) == name
+        return ""
+    return last_name(ast.unparse(value)) if value is not None else ""
 
 
 def _filled_by(growth: Filling, holder: Holder) -> int:

@@ -104,16 +104,17 @@ def survival(device: DeviceExamination) -> Survival:
         numbers.append(steps)
         first += len(steps)
     tables = device.windows[0].trace.tables if device.windows else Tables()
-    return Survival(np.concatenate(numbers), _join(parts, numbers[1:]), tables)
+    return Survival(np.concatenate(numbers), _join(parts, numbers[1:], tables), tables)
 
 
-def _join(parts: list[StepLifetimes], numbers: list[Ints]) -> StepLifetimes:
+def _join(parts: list[StepLifetimes], numbers: list[Ints], tables: Tables) -> StepLifetimes:
     """The lives of all windows as one table, in which nothing is there twice.
 
     What a later window found at its start is matched with what outlived the one before, by stack,
     label (which holds the step that it was made in) and size: blocks that share all three are
-    interchangeable here. What is there without a label, in a history that the program records, is
-    matched by its address.
+    interchangeable here. What is left then may have lost its module in between, as a head that
+    another one has taken the place of: by stack, step and size. What is there without a label, in a
+    history that the program records, is matched by its address.
     """
     if len(parts) < 2:
         lives: StepLifetimes = StepLifetimes.concatenate(parts)
@@ -121,6 +122,8 @@ def _join(parts: list[StepLifetimes], numbers: list[Ints]) -> StepLifetimes:
     columns = {
         name: np.concatenate([getattr(p, name) for p in parts]) for name in StepLifetimes.names()
     }
+    step_of_label = np.array([label.step for label in tables.labels] or [-1], dtype=np.int64)
+    columns["made_in"] = step_of_label[columns["label"]]
     keep = np.ones(len(columns["allocated_in"]), dtype=bool)
     first_row = np.cumsum([0, *map(len, parts)])
     first_place = np.cumsum([0, *map(len, numbers)])
@@ -130,7 +133,16 @@ def _join(parts: list[StepLifetimes], numbers: list[Ints]) -> StepLifetimes:
         )
         rows = np.arange(first_row[index], first_row[index + 1])
         later = rows[columns["alloc"][rows] == NOT_RECORDED]
-        left, right = _match(columns, earlier, later)
+        left, right = _match(columns, earlier, later, "label")
+        before, after = (
+            unmatched[columns["made_in"][unmatched] >= 0]
+            for unmatched in (
+                np.setdiff1d(earlier, left, assume_unique=True),
+                np.setdiff1d(later, right, assume_unique=True),
+            )
+        )
+        moved_left, moved_right = _match(columns, before, after, "made_in")
+        left, right = np.concatenate([left, moved_left]), np.concatenate([right, moved_right])
         rest = np.setdiff1d(later, right, assume_unique=True)
         there, again = _in_place(
             columns,
@@ -144,13 +156,14 @@ def _join(parts: list[StepLifetimes], numbers: list[Ints]) -> StepLifetimes:
         vanished = np.setdiff1d(earlier, left, assume_unique=True)
         columns["freed_in"][vanished] = first_place[index]  # between the windows, unseen
         keep[right] = False
+    del columns["made_in"]
     return StepLifetimes(**{name: values[keep] for name, values in columns.items()})
 
 
-def _match(columns: dict[str, Ints], earlier: Ints, later: Ints) -> tuple[Ints, Ints]:
+def _match(columns: dict[str, Ints], earlier: Ints, later: Ints, by: str) -> tuple[Ints, Ints]:
     """Rows of ``earlier`` and ``later`` that are the same allocations, pair by pair."""
     keys = [
-        np.stack([columns[n][rows].astype(np.int64) for n in ("stack", "label", "size")], 1)
+        np.stack([columns[n][rows].astype(np.int64) for n in ("stack", by, "size")], 1)
         for rows in (earlier, later)
     ]
     if not len(earlier) or not len(later):

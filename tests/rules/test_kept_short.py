@@ -36,3 +36,39 @@ def test_what_a_bounded_dict_has_may_have_more_items_than_the_dict(tmp_path, gua
     source = tmp_path / "store.py"
     source.write_text(STORE.format(guard=guard))
     assert is_kept_short(holder(source)) is is_short
+
+
+SLOTS = """class Memory:
+    def add(self, image, label):
+        slot = {slot}
+        {guard}slot.append(image)
+"""
+
+
+def holder_of_slots(source, classes):
+    """Images of a class, forty of them in a list of the dict's."""
+    links = [
+        Link(LinkKind.LOCAL, "memory", "main"),
+        Link(LinkKind.ATTRIBUTE, "slots", "Memory"),
+        Link(LinkKind.ITEM, "0", "dict", length=classes),
+        Link(LinkKind.ITEM, "39", "list", length=40),
+    ]
+    code = source.read_text().splitlines()[FILLS - 1].strip()
+    return Holder(kind=LinkKind.ITEM, filename=str(source), line=FILLS, code=code, links=links)
+
+
+@pytest.mark.parametrize(
+    ("slot", "guard", "classes", "is_short"),
+    [
+        ("self.slots.setdefault(label, [])", "if len(slot) < 40: ", 6, True),
+        ("self.slots[label]", "if len(slot) < 40: ", 6, True),
+        ("self.slots[label]", "", 6, False),
+        ("self.slots[label]", "if len(slot) < 40: ", 600, False),  # ever more of them
+        ("self.others[label]", "if len(slot) < 40: ", 6, False),
+        ("self.slots[label]", "if len(slot) < 20: ", 6, False),  # it has twice as many
+    ],
+)
+def test_lists_of_a_few_keys_may_be_kept_to_a_length_each(tmp_path, slot, guard, classes, is_short):
+    source = tmp_path / "memory.py"
+    source.write_text(SLOTS.format(slot=slot, guard=guard))
+    assert is_kept_short(holder_of_slots(source, classes)) is is_short

@@ -33,8 +33,14 @@ LINE = Frame("step", "/home/me/train.py", 7)
 TABLES = Tables(
     frames=(LINE,),
     stacks=((), (0,)),
-    labels=(Label(), *(Label(step=s) for s in range(200))),
+    labels=(
+        Label(),
+        *(Label(step=s) for s in range(200)),
+        *(Label(step=s, module="Net.head") for s in range(200)),
+    ),
 )
+OF_HEAD = 200
+"""Further on is the label of the same step, of the module that is the head now."""
 
 
 def state(steps):
@@ -95,6 +101,18 @@ def test_what_died_between_two_windows_died_when_the_second_began():
     first, then = list(range(10)), list(range(50, 55))
     seen = survival(examine(run_of(window([], first), window(first[:4], then))).devices[0])
     assert seen.lives.freed_in[:10].tolist() == [OUTLIVED] * 4 + [10] * 6
+
+
+def test_what_belongs_to_no_module_any_more_is_known_by_its_step():
+    """The last head is owned as the first window ends, and another is as the second begins."""
+    first, then = list(range(10)), list(range(50, 55))
+    earlier = window([], first)
+    label = earlier.events.label.copy()
+    label[-1] += OF_HEAD
+    owned = replace(earlier, events=replace(earlier.events, label=label))
+    lives = survival(examine(run_of(owned, window(first, then))).devices[0]).lives
+    assert lives.allocated_in.tolist() == list(range(15))
+    assert set(lives.freed_in.tolist()) == {OUTLIVED}
 
 
 def unlabelled(window):
