@@ -54,6 +54,8 @@ _COVARIANCE = "covariance_matrix"
 _REPEATING = (*LOOPS, *COMPREHENSIONS)
 _PAIR = 2
 _NUMBERS = "arange"
+_ENLARGING = frozenset(("grid_sample", "interpolate", "upsample"))
+_CHOOSING = frozenset(("argmax", "batched_nms", "nms", "topk"))
 _OF_ROWS = frozenset(("softmax", "log_softmax", "cross_entropy"))
 """Functions of each row's values: of one value for each row nobody asks them."""
 _NAMESPACES = frozenset(("F", "torch", "torch.nn.functional", "nn.functional"))
@@ -216,6 +218,9 @@ def computed_part(place: Place) -> ComputedPart | None:
     That is a product of matrices, sorted values, or what is computed value by value. None where it
     computes none of these, where it is read whole, or where that is not known.
     """
+    chosen = _chosen_part(place)
+    if chosen is not None:
+        return chosen
     for node in ast.walk(place.statement):
         instead = _way_of(node)
         if instead is not None:
@@ -228,6 +233,44 @@ def computed_part(place: Place) -> ComputedPart | None:
             if None not in parts and len(same) == 1:
                 return ComputedPart(min(texts), instead)
     return None
+
+
+def _chosen_part(place: Place) -> ComputedPart | None:
+    """The few that are chosen by other values of what a statement enlarges: ``masks[keep]``.
+
+    The next statement that reads it binds its name to these, and the best few are what an index
+    names that `topk` or a relative of it gave.
+    """
+    statement = place.statement
+    names = [one.id for one in bound_names(statement) if isinstance(one, ast.Name)]
+    if not isinstance(statement, ast.Assign) or len(names) != 1:
+        return None
+    if not any(called_name(node) in _ENLARGING for node in ast.walk(statement.value)):
+        return None
+    end = statement.end_lineno or statement.lineno
+    later = [one for one in reads_of(place.scope, names[0]) if one[0].lineno > end]
+    load, around = min(later, key=lambda one: one[0].lineno, default=(None, []))
+    part = around[-1] if around else None
+    if load is None or not isinstance(part, ast.Subscript) or part.value is not load:
+        return None
+    reading = place.program.place(part)
+    rebinds = reading is not None and any(
+        isinstance(one, ast.Name) and one.id == names[0] for one in bound_names(reading.statement)
+    )
+    if reading is None or not rebinds or not _names_few(place, part.slice):
+        return None
+    reads = [one for one, _ in later if one.lineno == load.lineno]
+    return ComputedPart(ast.unparse(part), Instead.OPERANDS) if len(reads) == 1 else None
+
+
+def _names_few(place: Place, index: ast.expr) -> bool:
+    """Whether an index is a variable that the best few places were bound to."""
+    return isinstance(index, ast.Name) and any(
+        called_name(node) in _CHOOSING
+        for value in values_of(place, index.id)
+        if value is not None
+        for node in ast.walk(value)
+    )
 
 
 def gathered_part(place: Place) -> ComputedPart | None:

@@ -90,3 +90,28 @@ def test_what_a_name_had_before_is_not_what_is_read_of_it(tmp_path):
     found = findings_of(of_bytes, tmp_path / "run.json")[0]
     assert found.rule == "partly-read"
     assert "only `frames[:, :8, :8]` is read" in found.title
+
+
+def of_masks():
+    """All masks are enlarged, and the best few are chosen by their scores."""
+    layer = nn.Conv2d(1, 32, 1)
+
+    def best(masks, scores):
+        masks = nn.functional.interpolate(masks, size=(256, 256), mode="bilinear")[0].sigmoid()
+        keep = scores.topk(4).indices
+        masks = masks[keep]
+        return masks > 0.5
+
+    @torch.no_grad()
+    def step(number):
+        return best(layer(torch.rand(1, 1, 32, 32)), torch.rand(32)).sum().item()
+
+    return step
+
+
+def test_what_is_enlarged_before_a_few_are_chosen_is_told(tmp_path):
+    found = findings_of(of_masks, tmp_path / "run.json")[0]
+    assert found.rule == "partly-read"
+    assert "only `masks[keep]` is read" in found.title
+    # the enlarged masks, and their probabilities
+    assert found.remedies[0].saves_bytes >= 32 * 256 * 256 * 4
