@@ -29,8 +29,9 @@ _LEAST_SHARE = 0.05
 _HIGHER = 1.05
 """A new high is looked at once it is so many times the last one."""
 _AS_HIGH, _AGAIN = 0.9, (3, 8, 24)
-"""In steps that follow so many others, what is there at so much of the high is looked at again:
-before a model has learned anything, layers that begin with zeros return what they are given."""
+"""In steps that follow so many others, what had the same values is looked at again when so much of
+the high is there: before a model has learned anything, layers that begin with zeros return what
+they are given."""
 _LATER = 1.25
 """Times as many steps as were over at the last look are over at the next one."""
 _MOST_TENSORS = 512
@@ -218,19 +219,20 @@ class LargeValuesWatch:
         self._tensors = self._high = self._steps = 0
         self._step = -1
         """The number that the program's step has; -1 before the first."""
-        self._is_again_due = False
+        self._again: list[tuple[int, int]] = []
+        """What had the same values in an earlier step, and is to be looked at again in this one."""
 
     def add(self, reference: StorageReference, tensor: Any, func: Any, args: Any) -> None:
         """A result of `LEAST_BYTES` or more is new; what is there besides may be a new high.
 
         Not what an operator was given, or took from a file: nobody knows where that lies.
         """
-        is_higher = self._live.bytes > _HIGHER * self._high
-        is_as_high = self._is_again_due and self._live.bytes >= _AS_HIGH * self._high
-        if (is_higher or is_as_high) and self._may_look():
-            self._high = max(self._high, self._live.bytes)
-            self._is_again_due = False
+        if self._live.bytes > _HIGHER * self._high and self._may_look():
+            self._high = self._live.bytes
             self.look()
+        elif self._again and self._live.bytes >= _AS_HIGH * self._high and self._may_look():
+            again, self._again = self._again, []
+            self._look(again)
         if func._schema.name in _FROM_FILES or _is_given(reference.key, args):
             return
         if self._tensors >= _MOST_TENSORS:
@@ -261,8 +263,9 @@ class LargeValuesWatch:
         self._steps += max(1, step - self._step) if self._step >= 0 else 1
         self._step = step
         if self._steps in _AGAIN:
-            self._is_again_due = True
-            self._sweep()
+            self._again = [key for key, same in self._same.items() if max(same.values()) > 1]
+            if self._again:
+                self._sweep()
         if not self._may_look():
             return
         due = [key for at in list(self._due) if at <= self._steps for key in self._due.pop(at)]
