@@ -19,7 +19,7 @@ import numpy.typing as npt
 from memprof.records import Holder
 from memprof.reference_chain import Link, LinkKind, largest_container
 from memprof.rules.ended_loops import loop_is_over, training_is_over
-from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.frame_kind import FrameKind, frame_kind, is_copy_module
 from memprof.source_code.idioms import copies_collection, joins_tensors
 from memprof.source_code.program import Place, place_of, source_of
 from memprof.trace import EMPTY, SURVIVOR_AGE, Category, Frame, Tables
@@ -64,7 +64,6 @@ _ANEW = 0.25
 """Of what a tensor had grown by, that is left at most where it begins anew."""
 _BOUNDED_HISTORY = re.compile(r"/torch/optim/lbfgs\.py$")
 """L-BFGS keeps ``history_size`` directions, 100 by default, and no more."""
-_COPY_MODULE = re.compile(r"/lib(?:64)?/(?:python\d[^/]*/)?copy\.py$", re.IGNORECASE)
 _NEARLY_ALL = 0.8
 """Of the steps after the first: in so many a copied collection has become larger."""
 _MOSTLY = 0.5
@@ -724,7 +723,7 @@ def _copies(tables: Tables, stack: int) -> bool:
     for frame in tables.stack(stack):
         if frame_kind(frame.filename) is FrameKind.USER:
             break
-        if _COPY_MODULE.search(frame.filename.replace("\\", "/")):
+        if is_copy_module(frame.filename):
             return True
     place = place_of(sites(tables).frames[int(sites(tables).of_stack[stack])])
     return place is not None and copies_collection(place)

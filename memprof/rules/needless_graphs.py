@@ -110,11 +110,7 @@ def without_graph(window: Window, rows: Ints, graph: Ints) -> Cuts:
     if not len(graph):
         return removals
     brief = window.ended_at(graph, _last_uses(window, graph))
-    return Cuts(
-        np.concatenate([removals.rows, brief.rows]),
-        np.concatenate([removals.start, brief.start]),
-        np.concatenate([removals.end, brief.end]),
-    )
+    return Cuts.joined(removals, brief)
 
 
 def _last_uses(window: Window, graph: Ints) -> Ints:

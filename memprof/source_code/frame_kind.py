@@ -9,10 +9,11 @@ import sys
 from functools import lru_cache
 from itertools import islice
 
-__all__ = ["FrameKind", "frame_kind", "is_installed"]
+__all__ = ["FrameKind", "frame_kind", "is_copy_module", "is_installed"]
 
 _PACKAGES = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 _STDLIB = re.compile(r"/lib(?:64)?/python\d[^/]*/(?!site-packages|dist-packages)")
+_COPY_MODULE = re.compile(r"/lib(?:64)?/(?:python\d[^/]*/)?copy\.py$", re.IGNORECASE)
 _WINDOWS_STDLIB = re.compile(r"/[Ll]ib/([A-Za-z_]\w*)(?:\.py$|/)")
 _TORCH_TREE = re.compile(r"/torch/(?:[a-z_]+/)*_?[a-z]\w*\.py$")
 # What lay elsewhere, recordings of earlier versions name.
@@ -118,3 +119,8 @@ def _is_stdlib(path: str) -> bool:
         return True
     windows = _WINDOWS_STDLIB.search(path)
     return windows is not None and windows[1] in sys.stdlib_module_names
+
+
+def is_copy_module(filename: str) -> bool:
+    """Whether a file is Python's own module for copies, in which `deepcopy` runs."""
+    return _COPY_MODULE.search(filename.replace("\\", "/")) is not None

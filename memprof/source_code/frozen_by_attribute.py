@@ -91,7 +91,11 @@ def _modules_of_parameter(
             for target in node.targets
             if isinstance(target, ast.Attribute) and not _is_self(target.value)
         }
-        yield from (path for path in paths if not put_in & set(path.split(".")))
+        # Another model beside it is not the one that the loop goes through.
+        roots = {path.partition(".")[0] for path in paths if put_in & set(path.split("."))}
+        for path in paths:
+            if path.partition(".")[0] in roots and not put_in & set(path.split(".")):
+                yield path
 
 
 def _is_self(value: ast.expr) -> bool:

@@ -335,8 +335,12 @@ def _way_of(node: ast.AST) -> Instead | None:
 
 
 def _joins_list(node: ast.AST) -> bool:
-    """Whether a call joins what a variable holds: ``torch.stack(states)``."""
-    return isinstance(node, ast.Call) and bool(node.args) and isinstance(node.args[0], ast.Name)
+    """Whether a call joins what a variable holds, along the first dimension."""
+    if not isinstance(node, ast.Call) or not node.args:
+        return False
+    along = keyword(node, "dim") or next(iter(node.args[1:]), None)
+    is_first = along is None or (isinstance(along, ast.Constant) and along.value == 0)
+    return is_first and isinstance(node.args[0], ast.Name)
 
 
 def _is_by_value(node: ast.AST) -> bool:

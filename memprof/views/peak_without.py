@@ -63,6 +63,15 @@ class Cuts:
         return cls(rows, line.lives.alloc[rows], line.lives.free[rows])
 
     @classmethod
+    def joined(cls, *parts: Cuts) -> Cuts:
+        """The stretches of several, all whole lifetimes' bytes."""
+        return cls(
+            np.concatenate([one.rows for one in parts]),
+            np.concatenate([one.start for one in parts]),
+            np.concatenate([one.end for one in parts]),
+        )
+
+    @classmethod
     def ended_at(cls, line: Timeline, rows: Ints, at: Ints) -> Cuts:
         """Lifetimes that end at an event each, where that is before their own end."""
         start = np.maximum(at, line.lives.alloc[rows])

@@ -44,9 +44,8 @@ def test_the_line_that_makes_the_weights_is_told(tmp_path):
     found = findings_of(lambda: training(low_rank()), tmp_path / "run.json")[0]
     (only,) = found.remedies
     assert (found.rule, only.fix) == ("unused-gradients", "freeze_params")
-    assert (
-        "gradients of parameters of `Sequential`, which are not those trained there" in found.title
-    )
+    assert only.typed == "parameter.requires_grad_(False)"  # the module's factors are trained
+    assert "gradients of parameters of `Sequential` that its optimizer does not have" in found.title
     assert only.code == "super().__init__(WIDTH, WIDTH, bias=False)"
     assert found.bytes == 2 * WIDTH * WIDTH * 4
     findings_of(lambda: training(low_rank(), frozen=True), tmp_path / "frozen.json")

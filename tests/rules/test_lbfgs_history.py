@@ -21,10 +21,18 @@ VECTOR = (WIDTH * WIDTH + WIDTH) * 4
 
 
 def training(width=WIDTH, lr=0.5, **options):
+    def made(parameters):
+        return torch.optim.LBFGS(parameters, lr=lr, max_iter=4, **options)
+
+    return fitting(made, width)
+
+
+def fitting(make, width):
+    """Steps of the optimizer that ``make`` makes of a layer's parameters."""
     torch.manual_seed(0)
     model = nn.Linear(width, width)
     x, y = torch.randn(32, width), torch.randn(32, width)
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=lr, max_iter=4, **options)
+    optimizer = make(model.parameters())
 
     def closure():
         optimizer.zero_grad()
@@ -53,7 +61,7 @@ def test_a_short_history_saves_all_older_pairs(tmp_path):
     assert f"are {vectors // 2} pairs of vectors" in found.title
     assert abs(vectors * VECTOR - found.bytes) < VECTOR  # one may be another, of a step's end
     assert only.fix == "history_size"
-    assert only.code.startswith("optimizer = torch.optim.LBFGS(")
+    assert only.code.startswith("return torch.optim.LBFGS(")
     assert only.patch == ""  # it may be among the options
     assert only.saves_bytes >= (vectors - 20 - 2) * VECTOR
 

@@ -41,6 +41,15 @@ def as_a_weight(q, k, v):
     return F.linear(v.T, q @ k.T)
 
 
+def by_a_factor(q, k, v):
+    scores = 0.5 * (q @ k.T)
+    return (scores / len(k)) @ v
+
+
+def that_divides(q, k, v):
+    return (1.0 / (q @ k.T)) @ v
+
+
 def with_a_softmax(q, k, v):
     scores = q @ k.T
     return scores.softmax(-1) @ v
@@ -71,7 +80,8 @@ def looks_alike():
 @pytest.mark.parametrize(
     ("attention", "typed"),
     [
-        (on_the_spot, "q @ (k.transpose(-2, -1) @ v)"),
+        (on_the_spot, "q @ (k.transpose(-2, -1) @ v) / len(k)"),
+        (by_a_factor, "q @ (k.T @ v) * 0.5 / len(k)"),
         (by_name, "q @ (k.T @ v)"),
         (from_the_right, "(v.T @ q) @ k.T"),
         (as_a_weight, "(v.T @ k) @ q.mT"),
@@ -81,9 +91,10 @@ def test_the_other_order_is_told(attention, typed, tmp_path):
     found = findings_of(lambda: training(attention), tmp_path / "run.json")[0]
     (only,) = found.remedies
     assert (found.rule, only.fix, only.typed) == ("product-order", "apply_factors", typed)
+    assert ("products with ones" in only.why) is (attention is by_name)
 
 
-@pytest.mark.parametrize("attention", [with_a_softmax, with_a_mask, that_is_returned])
+@pytest.mark.parametrize("attention", [with_a_softmax, with_a_mask, that_is_returned, that_divides])
 def test_what_more_is_done_with_it_needs_it(attention, tmp_path):
     assert "product-order" not in names(lambda: training(attention), tmp_path / "run.json")
 
@@ -100,5 +111,6 @@ def test_both_orders_compute_the_same():
     whole = q @ k.T
     torch.testing.assert_close(on_the_spot(q, k, v), in_the_other_order(q, k, v))
     torch.testing.assert_close(torch.mm(whole, v), q @ (k.T @ v))
+    torch.testing.assert_close(by_a_factor(q, k, v), q @ (k.T @ v) * 0.5 / len(k))
     torch.testing.assert_close(from_the_right(q, k, v), (v.T @ q) @ k.T)
     torch.testing.assert_close(as_a_weight(q, k, v), (v.T @ k) @ q.mT)

@@ -35,6 +35,12 @@ def by_view(x, order):
     return torch.gather(x, 1, order.unsqueeze(-1).expand(-1, -1, WIDTH))
 
 
+def along_the_other(x, order):
+    """It repeats what has a length already: `expand` shows nothing of that."""
+    rows = order[:, :1].unsqueeze(0).repeat(1, 1, WIDTH)
+    return torch.gather(x, 1, rows.permute(1, 0, 2).repeat(1, TAKEN, 1))
+
+
 def weights(x, order):
     """The repeated values are computed with."""
     return x[:, :TAKEN] * order.unsqueeze(-1).repeat(1, 1, WIDTH)
@@ -67,3 +73,8 @@ def test_the_index_is_saved_and_its_view_told(take, typed, tmp_path):
 
 def test_a_view_is_none(tmp_path):
     assert "repeated-index" not in names(lambda: training(by_view), tmp_path / "run.json")
+
+
+def test_what_repeats_another_dimension_than_the_new_one_is_none(tmp_path):
+    rules = names(lambda: training(along_the_other), tmp_path / "run.json")
+    assert "repeated-index" not in rules

@@ -43,7 +43,7 @@ def training(data):
 
     def step(number):
         layer.zero_grad()
-        at = torch.randint(ROWS - 1, (32,))
+        at = torch.randint(len(data.following) - 1, (32,))
         (layer(data.obs[at]) - layer(data.following[at])).square().mean().backward()
 
     return step
@@ -72,3 +72,27 @@ def test_a_copy_beside_nothing_as_large_is_none(tmp_path):
         return training(data)
 
     assert "shifted-copy" not in names(program, tmp_path / "run.json")
+
+
+class Left:
+    """All rows but a few in the middle: a selection, as a fold of a cross validation is."""
+
+    def __init__(self, obs):
+        self.obs = obs
+        self.following = torch.cat([obs[:100], obs[110:]])
+
+
+def test_a_selection_is_no_shift(tmp_path):
+    rules = names(lambda: training(Left(torch.randn(ROWS, WIDTH))), tmp_path / "run.json")
+    assert "shifted-copy" not in rules
+
+
+class Further:
+    def __init__(self, obs):
+        self.obs = obs
+        self.following = torch.roll(obs, -3, 0)
+
+
+def test_what_is_typed_has_the_rows_that_the_program_goes_further(tmp_path):
+    found = findings_of(lambda: training(Further(torch.randn(ROWS, WIDTH))), tmp_path / "run.json")
+    assert found[0].remedies[0].typed == "obs[index + 3]"

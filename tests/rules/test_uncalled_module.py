@@ -69,7 +69,7 @@ def test_the_line_that_makes_it_is_named_and_its_parameters_are_saved(tmp_path):
     found = findings_of(fires, tmp_path / "run.json")[0]
     (only,) = found.remedies
     assert found.rule == "uncalled-module"
-    assert "`Plain.reconstruction`, which nothing calls" in found.title
+    assert "`Plain.reconstruction`, which no step calls" in found.title
     assert (only.fix, only.code) == (
         "del_ref",
         "self.reconstruction = nn.Sequential(nn.Linear(16, WIDTH), nn.Linear(WIDTH, 2 * WIDTH))",
@@ -96,6 +96,6 @@ def test_a_tower_of_a_library_that_the_program_never_names_is_told(tmp_path, lib
 
     found = findings_of(program, tmp_path / "run.json")
     (one,) = [one for one in found if one.rule == "uncalled-module"]
-    assert "`Pair.text_model`, which nothing calls" in one.title
+    assert "`Pair.text_model`, which no step calls" in one.title
     assert one.remedies[0].code.startswith("net = library(")
     assert "del model.text_model" in one.remedies[0].why

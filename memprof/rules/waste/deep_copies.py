@@ -11,6 +11,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.lifespan import stays_near_peak
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.frame_kind import is_copy_module
 from memprof.source_code.program import Place, calls_in, place_of
 from memprof.trace import Category
 from memprof.units import format_bytes
@@ -23,7 +24,6 @@ _LEAST_SHARE = 0.2
 _FEWEST = 3
 """Of one size: one copy may well be meant."""
 _COPY = "deepcopy"
-_FILE = "copy.py"
 _OF_MODELS = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
 
 
@@ -86,10 +86,7 @@ class DeepCopiesRule(WasteRule[DeepCopies]):
 def _made_by_copying(window: Window) -> Bools:
     """Per lifetime: whether Python's module for copies made it."""
     stacks = map(window.trace.stack, range(len(window.trace.tables.stacks)))
-    by_copy = [
-        any(frame.filename.replace("\\", "/").rpartition("/")[2] == _FILE for frame in stack)
-        for stack in stacks
-    ]
+    by_copy = [any(is_copy_module(frame.filename) for frame in stack) for stack in stacks]
     of_copies: Bools = np.array(by_copy, dtype=bool)[window.lives.stack]
     return of_copies
 

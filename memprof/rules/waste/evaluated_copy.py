@@ -23,6 +23,8 @@ _LEAST_SHARE = 0.1
 _COPY = "deepcopy"
 _SETTINGS = frozenset(("cpu", "eval", "float", "requires_grad_", "to"))
 """Methods of a model that are called of the copy, besides the copy itself."""
+_METHOD_CALL = 2
+"""Nodes around a name of which a method is called: the attribute, and the call."""
 _CHANGING = ("add_", "backward", "copy_", "half", "lerp_", "load_state_dict", "mul_", "step")
 """Calls by which a copy may become something else than the model."""
 
@@ -110,8 +112,5 @@ def _is_set(load: ast.expr, around: list[ast.AST]) -> bool:
     is_method = isinstance(method, ast.Attribute) and method.value is load
     return is_method and called_name(call) in _SETTINGS
 
-
-_METHOD_CALL = 2
-"""Nodes around a name of which a method is called: the attribute, and the call."""
 
 RULE = EvaluatedCopyRule()

@@ -14,7 +14,7 @@ from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idioms import keyword
 from memprof.source_code.program import Place, called_name, calls_in, place_of
 from memprof.source_code.values import values_of
-from memprof.trace import Phase
+from memprof.trace import Category, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Window
 
@@ -24,6 +24,8 @@ _AVERAGES = ("mean",)
 _POSITIONS = frozenset(("1", "-2", "(1,)", "[1]"))
 """The dimension of positions, as it is written: the last one is that of features."""
 _LINEAR = "Linear"
+_FLOAT = 4
+"""Bytes of a value in float32."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +58,8 @@ class LateMeanRule(WasteRule[LateMean]):
             calls = _calls(place) if place is not None else None
             if place is None or calls is None:
                 continue
+            if not _has_positions(window, large.row, site):
+                continue
             alike = large.in_every_step & ((window.origin_site == site) | (window.site == site))
             there = np.flatnonzero(alike & window.at_peak)
             if not len(there):
@@ -83,6 +87,22 @@ class LateMeanRule(WasteRule[LateMean]):
             f"makes one row where {format_bytes(match.nbytes)} hold one for each position."
         )
         yield Advice("mean_first", why, match.place or case.site, typed=match.instead)
+
+
+def _has_positions(window: Window, row: int, site: int) -> bool:
+    """Whether what the layer makes has more than rows and features, by the bytes of its mean.
+
+    The bias tells how wide a row is. Of a matrix a mean along dimension 1 is one number for each
+    row; of what has positions it is whole rows.
+    """
+    lives = window.lives
+    size = int(lives.requested[row])
+    of_layer = (window.category == Category.PARAMETER) & (window.module == window.module[row])
+    width = int(lives.requested[of_layer].min(initial=size))
+    made = (window.site == site) & (window.phase != Phase.BACKWARD) & (lives.requested < size)
+    sizes = np.unique(lives.requested[made]).tolist()
+    numbers = size // width * _FLOAT
+    return width < size and numbers not in sizes and any(one % width == 0 for one in sizes)
 
 
 def _calls(place: Place) -> tuple[str, str] | None:

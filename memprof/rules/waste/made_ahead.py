@@ -140,11 +140,7 @@ def _all_but_one(window: Window, alike: Bools, next_run: Ints) -> Cuts:
     place = np.arange(len(rows)) - np.repeat(starts, np.diff(np.append(starts, len(rows))))
     second, others = rows[place == 1], window.whole(rows[place > 1])
     brief = window.ended_at(second, next_run[second])
-    return Cuts(
-        np.concatenate([others.rows, brief.rows]),
-        np.concatenate([others.start, brief.start]),
-        np.concatenate([others.end, brief.end]),
-    )
+    return Cuts.joined(others, brief)
 
 
 RULE = MadeAheadRule()

@@ -10,7 +10,7 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Place, place_of
+from memprof.source_code.program import Place, calls_in, place_of
 from memprof.trace import EMPTY, Category, Phase
 from memprof.units import format_bytes
 from memprof.views.peak_without import Cuts
@@ -23,6 +23,10 @@ _LEAST_SHARE = 0.2
 _LEAST_SAVED = 0.25
 """Of the peak."""
 _IN_PLACE = {ast.Add: "add_", ast.Sub: "sub_", ast.Mult: "mul_", ast.Div: "div_"}
+_REDUCTIONS = (
+    *("amax", "amin", "max", "mean", "median", "min", "norm", "quantile", "std", "sum", "var"),
+)
+"""Methods that make a new tensor of what they read."""
 _MOST_AFTER = 2
 """Allocations that may come between the result and the end of what it replaces."""
 
@@ -68,13 +72,7 @@ class OutOfPlaceRule(WasteRule[OutOfPlace]):
         temporaries = np.setdiff1d(np.flatnonzero(own & (lives.requested == size)), [result])
         whole = window.whole(temporaries)
         ended = window.ended_at(np.array([old]), np.array([lives.alloc[result]]))
-        saving = window.replayed(
-            Cuts(
-                np.concatenate([whole.rows, ended.rows]),
-                np.concatenate([whole.start, ended.start]),
-                np.concatenate([whole.end, ended.end]),
-            )
-        )
+        saving = window.replayed(Cuts.joined(whole, ended))
         if window.share(saving.bytes) < _LEAST_SAVED:
             return
         rows = np.union1d(there, [old])
@@ -116,9 +114,26 @@ def _computed(place: Place) -> tuple[str, str] | None:
     if not steps or ast.unparse(node) != name:
         return None
     steps.reverse()
-    reads_again = any(ast.unparse(n) == name for _, right in steps[1:] for n in ast.walk(right))
+    reads_again = any(_reads(right, name) for _, right in steps[1:])
     calls = "".join(f".{method}({ast.unparse(right)})" for method, right in steps)
-    return name, "" if reads_again else f"{name}{calls}"
+    return name, "" if reads_again or _shows(steps[0][1], name) else f"{name}{calls}"
+
+
+def _reads(value: ast.expr, name: str) -> bool:
+    return any(ast.unparse(node) == name for node in ast.walk(value))
+
+
+def _shows(value: ast.expr, name: str) -> bool:
+    """Whether an operand reads a name in any way but by a reduction: it may be a view of it.
+
+    torch refuses to write into memory that an operand shows: ``x.sub_(x[0])``.
+    """
+    reduced = {
+        id(call.func.value)
+        for call in calls_in(value, *_REDUCTIONS)
+        if isinstance(call.func, ast.Attribute)
+    }
+    return any(ast.unparse(node) == name and id(node) not in reduced for node in ast.walk(value))
 
 
 def _made_by(window: Window, place: Place) -> Bools:

@@ -161,13 +161,7 @@ def _of_each(window: Window, large: LargeTensor, part: ComputedPart, spared: Int
         row=large.row,
         rows=rows,
         nbytes=int(lives.size[rows].sum()),
-        saving=window.replayed(
-            Cuts(
-                np.concatenate([cuts.rows, brief.rows]),
-                np.concatenate([cuts.start, brief.start]),
-                np.concatenate([cuts.end, brief.end]),
-            )
-        ),
+        saving=window.replayed(Cuts.joined(cuts, brief)),
         part=part,
     )
 

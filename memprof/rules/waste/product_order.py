@@ -47,6 +47,8 @@ class Reordered(Match):
 
     product: str = ""
     instead: str = ""
+    is_summed: bool = False
+    """Sums along a dimension are read of it as well."""
 
 
 class ProductOrder(WasteRule[Reordered]):
@@ -78,6 +80,7 @@ class ProductOrder(WasteRule[Reordered]):
             saving=match.saving,
             product=order[0],
             instead=order[1],
+            is_summed=order[2],
         )
 
     def title(self, match: Reordered) -> str:
@@ -91,22 +94,25 @@ class ProductOrder(WasteRule[Reordered]):
             f"comes of it together: in the other order, `{match.instead}`, nothing so large is "
             "made."
         )
+        if match.is_summed:
+            why += " Its sums along a dimension are products with ones, in that order too."
         yield Advice("apply_factors", why, case.site, typed=match.instead)
 
 
-def _order(place: Place) -> tuple[str, str] | None:
-    """The product that a statement makes, and the same result in the other order."""
+def _order(place: Place) -> tuple[str, str, bool] | None:
+    """The product that a statement makes, the same in the other order, and if it is summed too."""
     for node in ast.walk(place.statement):
         factors = _factors(node)
         if factors is None or not isinstance(node, ast.expr):
             continue
         uses = _uses(place, node)
-        products = [(use, other) for use, other in uses if use is not _Use.SUMMED]
-        if len(uses) == 0 or len(products) != 1 or any(use is None for use, _ in uses):
+        products = [(use, other, scale) for use, other, scale in uses if use is not _Use.SUMMED]
+        if len(products) != 1 or any(use is None for use, _, _ in uses):
             continue
-        (use, other) = products[0]
+        use, other, scale = products[0]
         if use is not None and other is not None:
-            return ast.unparse(node), _reordered(*factors, use, other)
+            is_summed = len(uses) > len(products)
+            return ast.unparse(node), _reordered(*factors, use, other) + scale, is_summed
     return None
 
 
@@ -121,30 +127,42 @@ def _factors(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
     return (node.args[0], node.args[1]) if len(node.args) > 1 else None
 
 
-def _uses(place: Place, product: ast.expr) -> list[tuple[_Use | None, ast.expr | None]]:
-    """What reads a product: on the spot, or by the one name that the statement binds to it."""
+def _uses(place: Place, product: ast.expr) -> list[tuple[_Use | None, ast.expr | None, str]]:
+    """What reads a product, on the spot or by the one name that the statement binds to it.
+
+    And by which numbers it is multiplied or divided until then, as they are written.
+    """
     statement = place.statement
-    around = nodes_around(statement, product)
-    whole, around = _scaled(product, around)
+    whole, around, scale = _scaled(product, nodes_around(statement, product))
     if not (isinstance(statement, ast.Assign) and statement.value is whole):
-        return [_use(whole, around)]
+        return [(*_use(whole, around), scale)]
     names = [one.id for one in statement.targets if isinstance(one, ast.Name)]
     if len(names) != 1 or len(list(values_of(place, names[0]))) != 1:
         return []
-    return [_use(*_scaled(load, nodes)) for load, nodes in reads_of(place.scope, names[0])]
+    uses = []
+    for load, nodes in reads_of(place.scope, names[0]):
+        value, beyond, more = _scaled(load, nodes)
+        uses.append((*_use(value, beyond), scale + more))
+    return uses
 
 
-def _scaled(value: ast.expr, around: list[ast.AST]) -> tuple[ast.expr, list[ast.AST]]:
-    """A value with the numbers that it is multiplied with or divided by, and what is around."""
-    around = list(around)
+def _scaled(value: ast.expr, around: list[ast.AST]) -> tuple[ast.expr, list[ast.AST], str]:
+    """A value with the numbers that it is multiplied with or divided by, and what is around.
+
+    And these numbers, as they would stand behind it: `` / len(k)``.
+    """
+    around, scale = list(around), ""
     while around and isinstance(around[-1], ast.BinOp):
         parent = around[-1]
-        other = parent.right if parent.left is value else parent.left
-        if not isinstance(parent.op, (ast.Mult, ast.Div)) or not _is_number(other):
+        is_left = parent.left is value
+        number = parent.right if is_left else parent.left
+        divides = isinstance(parent.op, ast.Div) and is_left
+        if not (divides or isinstance(parent.op, ast.Mult)) or not _is_number(number):
             break
+        scale += f" {'/' if divides else '*'} {_factor(number)}"
         value = parent
         around.pop()
-    return value, around
+    return value, around, scale
 
 
 def _is_number(value: ast.expr) -> bool:
@@ -189,7 +207,8 @@ def _reordered(a: ast.expr, b: ast.expr, use: _Use, other: ast.expr) -> str:
 
 def _factor(value: ast.expr) -> str:
     text = ast.unparse(value)
-    is_plain = isinstance(value, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
+    plain = (ast.Name, ast.Attribute, ast.Call, ast.Constant, ast.Subscript)
+    is_plain = isinstance(value, plain)
     return text if is_plain else f"({text})"
 
 

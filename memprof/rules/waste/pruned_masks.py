@@ -37,7 +37,8 @@ class PrunedMasks(WasteRule[Match]):
         if place is None:
             return
         lives = window.lives
-        trained = np.unique(window.module[np.isin(window.category, _LEARNING)])
+        if np.isin(window.category, _LEARNING).any():
+            return  # the masks hold at zero what was pruned
         is_of_pruning = np.array(
             [
                 any(frame.filename.replace("\\", "/").endswith(_FILE) for frame in stack)
@@ -45,10 +46,10 @@ class PrunedMasks(WasteRule[Match]):
             ],
             dtype=bool,
         )
-        own = is_of_pruning[lives.stack] & ~np.isin(window.module, trained)
+        own = is_of_pruning[lives.stack]
         there = np.flatnonzero(own & window.at_peak)
         nbytes = int(lives.size[there].sum())
-        if not len(there) or len(trained) > 1 or window.share(nbytes) < _LEAST_SHARE:
+        if not len(there) or window.share(nbytes) < _LEAST_SHARE:
             return
         yield Match(
             row=int(there[np.argmax(lives.size[there])]),

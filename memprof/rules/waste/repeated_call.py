@@ -44,7 +44,7 @@ class RepeatedCalls(WasteRule[RepeatedCall]):
     name = "repeated-call"
     summary = "a step runs a model twice on the same input"
     fixes = ("run_once",)
-    yields_to = ("evaluation-graph", "unused-gradients", "frozen-graph", "no-backward")
+    yields_to = ("evaluation-graph", "unused-gradients", "frozen-graph")
 
     def matches(self, window: Window) -> Iterator[RepeatedCall]:
         """Activations at the peak that are there twice, of the same modules in one step."""

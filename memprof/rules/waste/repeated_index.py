@@ -100,13 +100,35 @@ def _repetition(place: Place) -> ast.Call | None:
 def _adds_a_dimension(call: ast.Call) -> bool:
     """Whether it repeats along one dimension only, which was put in just before."""
     receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
-    counts = [one for one in call.args if not _is_one(one)]
+    counts = [at for at, one in enumerate(call.args) if not _is_one(one)]
     if len(counts) != 1 or any(isinstance(one, ast.Starred) for one in call.args):
         return False
-    if isinstance(receiver, ast.Subscript):
-        entries = receiver.slice.elts if isinstance(receiver.slice, ast.Tuple) else []
-        return any(isinstance(one, ast.Constant) and one.value is None for one in entries)
-    return called_name(receiver) == "unsqueeze" if receiver is not None else False
+    return receiver is not None and _new_dimension(receiver, len(call.args)) == counts[0]
+
+
+def _new_dimension(value: ast.expr, dimensions: int) -> int:
+    """The dimension of length one that an expression puts in; -1 where that is not known."""
+    if isinstance(value, ast.Subscript):
+        entries = value.slice.elts if isinstance(value.slice, ast.Tuple) else []
+        new = [at for at, one in enumerate(entries) if _is_constant(one, None)]
+        if len(new) != 1:
+            return -1
+        from_end = any(_is_constant(one, ...) for one in entries[: new[0]])
+        return dimensions - len(entries) + new[0] if from_end else new[0]
+    if called_name(value) != "unsqueeze" or not isinstance(value, ast.Call):
+        return -1
+    given = value.args or [one.value for one in value.keywords if one.arg == "dim"]
+    try:
+        at = ast.literal_eval(given[0]) if given else None
+    except ValueError:
+        return -1
+    if not isinstance(at, int):
+        return -1
+    return at if at >= 0 else dimensions + at
+
+
+def _is_constant(value: ast.expr, wanted: object) -> bool:
+    return isinstance(value, ast.Constant) and value.value is wanted
 
 
 def _is_one(value: ast.expr) -> bool:

@@ -32,6 +32,8 @@ class ShiftedCopy(Match):
 
     source: str = ""
     name: str = ""
+    rows_further: str = ""
+    """By how many rows, as it is written; empty where that is not known."""
 
 
 class ShiftedCopyRule(WasteRule[ShiftedCopy]):
@@ -63,6 +65,7 @@ class ShiftedCopyRule(WasteRule[ShiftedCopy]):
                 saving=window.replayed(window.whole(every)),
                 source=shifted[0],
                 name=shifted[1],
+                rows_further=shifted[2],
             )
             return
 
@@ -76,42 +79,55 @@ class ShiftedCopyRule(WasteRule[ShiftedCopy]):
             f"`{match.name}`, {format_bytes(match.nbytes)}, has the rows of `{match.source}` at "
             "other places: keep them once, and read the row that is meant by its own index."
         )
-        yield Advice("store_once", why, case.site, typed=f"{match.source}[index + 1]")
+        further = match.rows_further
+        typed = f"{match.source}[index + {further}]" if further else ""
+        yield Advice("store_once", why, case.site, typed=typed)
 
 
-def _shifted(place: Place) -> tuple[str, str] | None:
-    """What a statement copies shifted, and to which name; None for other statements."""
+def _shifted(place: Place) -> tuple[str, str, str] | None:
+    """What a statement copies, to which name, and how many rows further; None for others."""
     for target, value in assigned(place.statement):
-        source = _source_of(value)
+        source, rows = _source_of(value)
         if source and source != ast.unparse(target):
-            return source, ast.unparse(target)
+            return source, ast.unparse(target), rows
     return None
 
 
-def _source_of(value: ast.expr | None) -> str:
-    """The one name whose slices an expression joins, rolls or copies; else empty."""
+def _source_of(value: ast.expr | None) -> tuple[str, str]:
+    """The one name whose rows an expression has further on, and how far; else empty."""
     if not isinstance(value, ast.Call):
-        return ""
+        return "", ""
     name = called_name(value)
     receiver = value.func.value if isinstance(value.func, ast.Attribute) else None
     if name == _ROLL:
         is_method = isinstance(receiver, ast.Attribute) or (
             isinstance(receiver, ast.Name) and receiver.id != "torch"
         )
-        source = receiver if is_method else value.args[0] if value.args else None
-        return ast.unparse(source) if source is not None else ""
+        given = [*([receiver] if is_method else []), *value.args]
+        source, by = given[0] if given else None, given[1] if len(given) > 1 else None
+        is_back = isinstance(by, ast.UnaryOp) and isinstance(by.op, ast.USub)
+        rows = ast.unparse(by.operand) if isinstance(by, ast.UnaryOp) and is_back else ""
+        return (ast.unparse(source), rows) if source is not None else ("", "")
     if name in JOINING and value.args and isinstance(value.args[0], (ast.List, ast.Tuple)):
-        sources = {_sliced(one) for one in value.args[0].elts}
-        return sources.pop() if len(sources) == 1 else ""
-    return _sliced(receiver) if name in _COPIES and receiver is not None else ""
+        parts = [_sliced(one) for one in value.args[0].elts]
+        # What begins with the first rows leaves some out, and is a selection.
+        is_one = len({source for source, _ in parts}) == 1 and bool(parts[0][1])
+        return parts[0] if is_one else ("", "")
+    if name not in _COPIES or receiver is None:
+        return "", ""
+    sliced = _sliced(receiver)
+    return sliced if sliced[1] else ("", "")
 
 
-def _sliced(value: ast.expr) -> str:
-    """``obs`` of ``obs[1:]``; empty for what takes no rows of one stretch."""
+def _sliced(value: ast.expr) -> tuple[str, str]:
+    """``obs`` and ``1`` of ``obs[1:]``; empty for what takes no rows of one stretch."""
     if not isinstance(value, ast.Subscript) or not isinstance(value.slice, ast.Slice):
-        return ""
+        return "", ""
     is_name = isinstance(value.value, (ast.Name, ast.Attribute))
-    return ast.unparse(value.value) if is_name and value.slice.step is None else ""
+    if not is_name or value.slice.step is not None:
+        return "", ""
+    lower = value.slice.lower
+    return ast.unparse(value.value), ast.unparse(lower) if lower is not None else ""
 
 
 RULE = ShiftedCopyRule()

@@ -72,7 +72,7 @@ class UncalledModules(WasteRule[UncalledModule]):
 
     def title(self, match: UncalledModule) -> str:
         """Say whose they are."""
-        return f"are parameters of `{match.module}`, which nothing calls"
+        return f"are parameters of `{match.module}`, which no step calls"
 
     def advice(self, match: UncalledModule, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the match says all
         """Make the model without it."""

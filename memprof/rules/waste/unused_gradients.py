@@ -116,7 +116,7 @@ class UnusedGradients(WasteRule[UnreadGradients]):
         """Say whose they are."""
         if match.made_at is not None:
             return (
-                f"are gradients of parameters of {match.modules}, which are not those trained there"
+                f"are gradients of parameters of {match.modules} that its optimizer does not have"
             )
         if match.asked is not None:
             return f"are gradients of data, of what is handed in as `{match.asked[1]}`"
@@ -132,7 +132,9 @@ class UnusedGradients(WasteRule[UnreadGradients]):
                 f"these gradients, {format_bytes(match.nbytes)}: `requires_grad_(False)` for the "
                 "parameters that are made here."
             )
-            yield Advice("freeze_params", why, match.made_at)
+            yield Advice(
+                "freeze_params", why, match.made_at, typed="parameter.requires_grad_(False)"
+            )
             return
         if match.asked is not None:
             place, name = match.asked

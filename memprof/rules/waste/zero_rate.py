@@ -61,18 +61,33 @@ class ZeroRateRule(WasteRule[NeedlessTraining]):
 
 
 def _group_with_rate(programs: Sequence[Program]) -> Place | None:
-    """The first statement that makes a group of parameters with a rate of its own."""
-    for program in programs:
-        for node in program.nodes:
-            keys = {key.value for key in _keys(node) if isinstance(key, ast.Constant)}
-            place = program.place(node) if keys >= _OF_A_GROUP else None
-            if place is not None:
-                return place
-    return None
+    """The first statement that makes a group with a rate of 0; else one with a computed rate.
+
+    None where groups have other numbers as well: of these it is not known which is meant.
+    """
+    groups = [
+        (place, rate)
+        for program in programs
+        for node in program.nodes
+        if isinstance(node, ast.Dict)
+        and (rate := _rate_of_group(node)) is not None
+        and (place := program.place(node)) is not None
+    ]
+    zero = [place for place, rate in groups if isinstance(rate, ast.Constant) and rate.value == 0]
+    if zero:
+        return zero[0]
+    is_computed = not any(isinstance(rate, ast.Constant) for _, rate in groups)
+    return groups[0][0] if groups and is_computed else None
 
 
-def _keys(node: ast.AST) -> list[ast.expr | None]:
-    return node.keys if isinstance(node, ast.Dict) else []
+def _rate_of_group(node: ast.Dict) -> ast.expr | None:
+    """What a group of parameters has as its rate; None for other dictionaries."""
+    values = {
+        key.value: value
+        for key, value in zip(node.keys, node.values, strict=True)
+        if isinstance(key, ast.Constant)
+    }
+    return values.get("lr") if values.keys() >= _OF_A_GROUP else None
 
 
 RULE = ZeroRateRule()
