@@ -243,3 +243,69 @@ def test_a_graph_that_few_modules_save_is_one(tmp_path):
         one for one in findings_of(edges, tmp_path / "run.json") if one.rule == "unvisited-graph"
     )
     assert found.remedies[0].code == "return self.teacher(batch)"
+
+
+class Views(Distillation):
+    """Two views of a batch; the student learns to make of one what it makes of the other."""
+
+    def __init__(self, *, both=False):
+        super().__init__()
+        self.both = both
+
+    def step(self, number):
+        batch = torch.rand(ROWS, WIDTH)
+        # The old ones live until these are there.
+        self.one = self.student(batch)
+        self.other = self.student(batch + 1)
+        loss = (self.one - self.other.detach()).square().mean()
+        if self.both:
+            loss = loss + (self.other - self.one.detach()).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+
+def views():
+    return Views().step
+
+
+def test_a_view_that_is_only_learned_from(tmp_path):
+    found, *_ = findings_of(views, tmp_path / "run.json")
+    assert (found.rule, found.minor) == ("unvisited-graph", False)
+    remedy, *_ = found.remedies
+    assert (remedy.fix, remedy.code) == ("no_grad", "self.other = self.student(batch + 1)")
+    # Of the step before six results, and as many of this step: what is there without a graph is
+    # the last of each.
+    assert found.bytes == 2 * 6 * ROWS * WIDTH * 4
+
+
+class Recurrent:
+    """A network is brought into a state by the first positions, and learns from the others."""
+
+    def __init__(self):
+        self.network = nn.GRU(16, WIDTH, batch_first=True)
+        self.optimizer = torch.optim.SGD(self.network.parameters(), 0.1)
+
+    def step(self, number):
+        batch = torch.rand(64, 24, 16)
+        _, self.state = self.network(batch[:, :16])
+        made, _ = self.network(batch[:, 16:], self.state.detach())
+        self.optimizer.zero_grad()
+        made.square().mean().backward()
+        self.optimizer.step()
+
+
+def burn_in():
+    return Recurrent().step
+
+
+def test_a_network_of_one_module_that_is_brought_into_a_state(tmp_path):
+    found, *_ = findings_of(burn_in, tmp_path / "run.json")
+    assert (found.rule, found.minor) == ("unvisited-graph", False)
+    remedy, *_ = found.remedies
+    assert (remedy.fix, remedy.code) == ("no_grad", "_, self.state = self.network(batch[:, :16])")
+
+
+@pytest.mark.parametrize("program", [lambda: Views(both=True).step])
+def test_views_that_both_learn_need_their_graphs(program, tmp_path):
+    assert "unvisited-graph" not in names(program, tmp_path / "run.json")

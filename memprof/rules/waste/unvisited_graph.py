@@ -11,7 +11,9 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.forward_passes import runs_within
 from memprof.rules.graph_lines import is_forward
+from memprof.rules.results_read import calling_frame
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.rules.unvisited_passes import unvisited_passes
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.torch_modes import without_gradients
 from memprof.trace import Action, Category, Frame, Phase
@@ -77,6 +79,7 @@ class UnvisitedGraph(WasteRule[Unvisited]):
                 nbytes = window.bytes_of(_mask(window, rows) & window.at_peak)
                 if window.share(nbytes) >= _LEAST_SHARE:
                     yield replace(_match(window, path, rows), is_learned=True)
+                yield from _passed_by(window, path)
 
     def title(self, match: Unvisited) -> str:
         """Say what they are."""
@@ -95,6 +98,20 @@ class UnvisitedGraph(WasteRule[Unvisited]):
             f"run {which} under `torch.no_grad()`.",
             place,
         )
+
+
+def _passed_by(window: Window, path: str) -> Iterator[Unvisited]:
+    """Of a model that learns: passes whose graphs are there after the backward pass, untouched."""
+    rows = unvisited_passes(window)
+    rows = rows[_is_inside(path, window.owners.module.names)[window.module[rows]]]
+    by_line: dict[Frame | None, list[int]] = {}
+    for row in rows.tolist():
+        by_line.setdefault(calling_frame(window, int(window.lives.stack[row])), []).append(row)
+    for own in map(np.array, by_line.values()):
+        match = _match(window, path, own)
+        least = _LEAST_SHARE * window.peak.bytes
+        if match.saving.bytes >= least:
+            yield replace(match, nbytes=match.nbytes or match.saving.bytes, is_learned=True)
 
 
 def _match(window: Window, path: str, rows: Ints) -> Unvisited:
