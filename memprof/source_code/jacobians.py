@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from memprof.source_code.program import Place, assigned, called_name, calls_in
+from memprof.source_code.values import returned_by
 
 __all__ = ["diagonal_read"]
 
@@ -26,7 +27,7 @@ def diagonal_read(place: Place) -> str:
     name = _bound_to_jacobian(place)
     if name is None:
         return ""
-    making = [call for call in calls_in(place.statement) if _is_jacobian(call)]
+    making = [call for call in calls_in(place.statement) if _is_jacobian(place, call)]
     scope = list(ast.walk(place.scope))
     reads = [
         node
@@ -53,7 +54,7 @@ def diagonal_read(place: Place) -> str:
 
 def _bound_to_jacobian(place: Place) -> str | None:
     """The variable that a statement binds to a Jacobian; empty where it reads it at once."""
-    calls = [call for call in calls_in(place.statement) if _is_jacobian(call)]
+    calls = [call for call in calls_in(place.statement) if _is_jacobian(place, call)]
     if len(calls) != 1:
         return None
     for target, value in assigned(place.statement):
@@ -62,10 +63,17 @@ def _bound_to_jacobian(place: Place) -> str | None:
     return ""
 
 
-def _is_jacobian(call: ast.Call) -> bool:
+def _is_jacobian(place: Place, call: ast.Call) -> bool:
+    """Whether a call returns a Jacobian, or is of a function of the file that returns one."""
     if called_name(call) in _OF_FUNCTION:
         return True
-    return isinstance(call.func, ast.Call) and called_name(call.func) in _MAKING
+    if isinstance(call.func, ast.Call) and called_name(call.func) in _MAKING:
+        return True
+    return any(
+        isinstance(value, ast.Call) and value is not call and _is_jacobian(at, value)
+        for at, value in returned_by(place, call)
+        if at.function is not place.function
+    )
 
 
 def _binds(place: Place, node: ast.AST, name: str) -> bool:
@@ -83,10 +91,13 @@ def _binds(place: Place, node: ast.AST, name: str) -> bool:
 def _read_diagonally(node: ast.Call | ast.Subscript) -> Iterator[ast.expr]:
     """What a node takes the diagonal of the first dimension and a later one of."""
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple):
-        keys = [ast.unparse(one) for one in node.slice.elts]
+        keys = dict(enumerate(map(ast.unparse, node.slice.elts)))
+        turned, order = _turned(node.value)
+        if order:
+            keys = {order[at]: key for at, key in keys.items() if at < len(order)}
         whole = isinstance(node.slice.elts[0], (ast.Slice, ast.Constant))
-        if not whole and keys[0] in keys[_FIRST_OF_INPUT:]:
-            yield node.value
+        if not whole and any(keys.get(0) == keys[at] for at in keys if at >= _FIRST_OF_INPUT):
+            yield turned
     if not isinstance(node, ast.Call):
         return
     if called_name(node) == "diagonal":
@@ -105,3 +116,27 @@ def _read_diagonally(node: ast.Call | ast.Subscript) -> Iterator[ast.expr]:
         first = str(equation).split("->")[0].split(",")[0].strip()
         if first and first[0] in first[_FIRST_OF_INPUT:]:
             yield node.args[1]
+
+
+def _turned(value: ast.expr) -> tuple[ast.expr, list[int]]:
+    """What a value is a permutation of, and which dimension of that each of its own is.
+
+    No order where nothing is turned.
+    """
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+        return value, []
+    given = value.args
+    if len(given) == 1 and isinstance(given[0], (ast.List, ast.Tuple)):
+        given = given[0].elts
+    numbers = [one.value for one in given if isinstance(one, ast.Constant)]
+    order = [one for one in numbers if isinstance(one, int)]
+    if len(order) != len(given):
+        return value, []
+    if called_name(value) == "permute":
+        return value.func.value, order
+    if called_name(value) in ("transpose", "swapaxes") and min(order, default=-1) >= 0:
+        low, high = min(order), max(order)
+        dims = list(range(max(high + 1, _FIRST_OF_INPUT + 1)))
+        dims[low], dims[high] = high, low
+        return value.func.value, dims
+    return value, []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from memprof.source_code.dataflow import flow_into, flow_of
 from memprof.source_code.idioms import is_cut_off, keyword, optimizers_made
@@ -35,6 +35,7 @@ __all__ = [
     "is_raised",
     "is_reduction",
     "last_binding",
+    "returned_by",
     "starts_backward",
     "survives_call",
     "takes_no_gradient",
@@ -144,21 +145,70 @@ def _everywhere(place: Place, name: str) -> list[ast.expr]:
 
 
 def values_of(place: Place, name: str, but: ast.stmt | None = None) -> Iterator[ast.expr | None]:
-    """Values that a name is bound to in its function, an attribute in the file; None: unknown."""
-    scope = place.program.tree if "." in name else place.scope
+    """Values that a name is bound to in its function, an attribute in the file; None: unknown.
+
+    What the function does not bind is a variable of the function around it, or of the file.
+    """
+    if "." in name:
+        yield from _bound_within(ast.walk(place.program.tree), name, but)
+        return
+    functions = [one for one in reversed(place.around) if isinstance(one, FUNCTIONS)]
+    for scope in [*functions, place.program.tree]:
+        is_own = scope is place.scope
+        nodes = ast.walk(scope) if is_own else _outside_functions(scope)
+        bound = [*_given(scope, name), *_bound_within(nodes, name, but)]
+        yield from bound
+        if bound or (is_own and name in map(ast.unparse, bound_names(but or ast.Pass()))):
+            return
+
+
+def returned_by(place: Place, call: ast.AST) -> list[tuple[Place, ast.expr]]:
+    """What a function of the file returns that a call is of, each with its statement; else empty.
+
+    ``scaled(x)``, or ``self.scaled(x)`` where the class around, or one alone, has such a method.
+    """
+    if not isinstance(call, ast.Call):
+        return []
+    is_method = isinstance(call.func, ast.Attribute)
+    if is_method and ast.unparse(call.func).partition(".")[0] != "self":
+        return []
+    functions = place.program.functions(called_name(call))
+    if is_method and len(functions) > 1 and place.class_ is not None:
+        functions = [one for one in functions if one in place.class_.body]
+    if len(functions) != 1:
+        return []
+    return [
+        (at, node.value)
+        for node in ast.walk(functions[0])
+        if isinstance(node, ast.Return) and node.value is not None
+        if (at := place.program.place(node)) is not None and at.function is functions[0]
+    ]
+
+
+def _given(scope: ast.AST, name: str) -> Iterator[None]:
+    """None where a parameter of a function has a name: the caller says what it is."""
     if isinstance(scope, FUNCTIONS):
         spec = scope.args
-        named_parameters = (
-            *spec.posonlyargs,
-            *spec.args,
-            *spec.kwonlyargs,
-            spec.vararg,
-            spec.kwarg,
-        )
-        yield from (None for one in named_parameters if one is not None and one.arg == name)
-    for node in ast.walk(scope):
+        every = (*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg)
+        yield from (None for one in every if one is not None and one.arg == name)
+
+
+def _bound_within(
+    nodes: Iterable[ast.AST], name: str, but: ast.stmt | None
+) -> Iterator[ast.expr | None]:
+    for node in nodes:
         if node is not but:
             yield from _bound_by(node, name)
+
+
+def _outside_functions(scope: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function or a file that lie in no function or class within it."""
+    waiting = list(ast.iter_child_nodes(scope))
+    while waiting:
+        node = waiting.pop(0)
+        if not isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
+            yield node
+            waiting += ast.iter_child_nodes(node)
 
 
 def _bound_by(node: ast.AST, name: str) -> Iterator[ast.expr | None]:

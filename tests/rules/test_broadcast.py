@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from tests.rules.recorded import findings_of
+from tests.rules.recorded import findings_of, names
 
 
 def fires():
@@ -123,3 +124,34 @@ def points_scaled():
 def test_values_of_two_bytes_are_those_of_a_program_that_asks_for_them(tmp_path):
     found = findings_of(points_scaled, tmp_path / "run.json")
     assert not [one for one in found if one.rule == "broadcast"]
+
+
+def loss_module():
+    """A loss that is called as a module, of a part of all that is wanted."""
+    model, criterion = torch.nn.Linear(4, 1), torch.nn.SmoothL1Loss()
+    wanted = torch.randn(16 * 1024)
+
+    def step(number):
+        loss = criterion(model(torch.randn(1024, 4)), wanted[number * 1024 :][:1024])
+        loss.backward()
+        model.zero_grad()
+
+    return step
+
+
+def loss_of_tables():
+    model, criterion = torch.nn.Linear(1, 1024), torch.nn.SmoothL1Loss()
+
+    def step(number):
+        loss = criterion(model(torch.randn(1024, 1)), torch.randn(1024, 1024))
+        loss.backward()
+        model.zero_grad()
+
+    return step
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_a_loss_says_that_its_operands_are_alike_though_one_is_a_part(tmp_path):
+    found, *_ = findings_of(loss_module, tmp_path / "run.json")
+    assert (found.rule, found.match.side) == ("broadcast", 1024)
+    assert "broadcast" not in names(loss_of_tables, tmp_path / "other.json")

@@ -31,6 +31,21 @@ class ByName(Merging):
         return F.linear(x, self.base.weight + change)
 
 
+class ByMethod(Merging):
+    def change(self):
+        return torch.einsum("or,ri->oi", self.up, self.down) * self.scale
+
+    def forward(self, x):
+        weight = self.base.weight + self.change()
+        return F.linear(x, weight)
+
+
+class ByAddition(Merging):
+    def forward(self, x):
+        weight = torch.addmm(self.base.weight, self.up, self.down, alpha=self.scale)
+        return F.linear(x, weight)
+
+
 class Applying(Merging):
     def forward(self, x):
         return self.base(x) + self.scale * F.linear(F.linear(x, self.down), self.up)
@@ -70,7 +85,12 @@ def merged_told(program, path):
 
 @pytest.mark.parametrize(
     ("layer", "product"),
-    [(Merging, "self.up @ self.down"), (ByName, "torch.matmul(self.up, self.down)")],
+    [
+        (Merging, "self.up @ self.down"),
+        (ByName, "torch.matmul(self.up, self.down)"),
+        (ByMethod, "torch.einsum('or,ri->oi', self.up, self.down)"),
+        (ByAddition, "torch.addmm(self.base.weight, self.up, self.down, alpha=self.scale)"),
+    ],
 )
 def test_the_factors_are_to_be_applied_and_what_it_saves(layer, product, tmp_path):
     (one,) = merged_told(training(layer), tmp_path / "run.json")

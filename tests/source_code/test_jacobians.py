@@ -25,7 +25,12 @@ MADE = "J = torch.autograd.functional.jacobian(f, x)\n"
             "return torch.func.jacrev(f)(x).diagonal(dim1=0, dim2=2)",
             "torch.func.jacrev(f)(x).diagonal(dim1=0, dim2=2)",
         ),
+        (MADE + "return J.permute(0, 2, 1, 3)[n, n]", "J.permute(0, 2, 1, 3)[n, n]"),
+        (MADE + "return J.transpose(1, 2)[n, n]", "J.transpose(1, 2)[n, n]"),
+        ("J = made(f, x)\nreturn J[n, :, n]", "J[n, :, n]"),
         # all of it is read, or another diagonal
+        (MADE + "return J.permute(0, 2, 1, 3)[n, :, n]", ""),
+        (MADE + "return J[n, n]", ""),
         (MADE + "return J.norm()", ""),
         (MADE + "keep(J)\nreturn J.diagonal(dim1=0, dim2=2)", ""),
         (MADE + "return J.diagonal(dim1=1, dim2=3)", ""),
@@ -40,5 +45,5 @@ MADE = "J = torch.autograd.functional.jacobian(f, x)\n"
 def test_only_a_diagonal_of_samples_and_nothing_besides(code, read, tmp_path):
     path = tmp_path / "flow.py"
     body = "".join(f"    {line}\n" for line in code.splitlines())
-    path.write_text(f"def log_det(f, x, n):\n{body}")
+    path.write_text(f"def log_det(f, x, n):\n{body}\ndef made(f, x):\n    return jacrev(f)(x)\n")
     assert diagonal_read(program_of(str(path)).at(2)) == read

@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+import ast
+
 import pytest
 
 from memprof.source_code.idioms import optimizers_made
 from memprof.source_code.program import program_of
-from memprof.source_code.values import goes_backward, is_fresh_tensor, is_object, is_raised
+from memprof.source_code.values import (
+    goes_backward,
+    is_fresh_tensor,
+    is_object,
+    is_raised,
+    returned_by,
+    values_of,
+)
 
 
 @pytest.fixture
@@ -147,3 +156,58 @@ def test_an_optimizer_is_known_by_where_its_name_comes_from(tmp_path, text, made
     path = tmp_path / "job.py"
     path.write_text(text)
     assert bool(list(optimizers_made([program_of(str(path))]))) is made
+
+
+AROUND = """h = 1
+
+def outer(g):
+    k = 2
+    class Other:
+        k = 3
+
+    def inner(x):
+        net(h, g, k, x)
+
+    def beside():
+        k = 4
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "values"), [("h", ["1"]), ("g", [None]), ("k", ["2"]), ("x", [None]), ("other", [])]
+)
+def test_a_variable_may_be_of_the_function_around_or_of_the_file(name, values, tmp_path):
+    path = tmp_path / "job.py"
+    path.write_text(AROUND)
+    place = program_of(str(path)).at(9)
+    assert [one and ast.unparse(one) for one in values_of(place, name)] == values
+
+
+RETURNED = """class One:
+    def made(self, x):
+        return x * 2
+
+    def forward(self, x):
+        a = self.made(x)
+        b = x.made(x)
+        c = scaled(x)
+
+class Other:
+    def made(self, x):
+        return x * 3
+
+def scaled(x):
+    if x is None:
+        return
+    def inner():
+        return 5
+    return x * 4
+"""
+
+
+@pytest.mark.parametrize(("line", "values"), [(6, ["x * 2"]), (7, []), (8, ["x * 4"])])
+def test_what_a_function_of_the_file_returns(line, values, tmp_path):
+    path = tmp_path / "job.py"
+    path.write_text(RETURNED)
+    place = program_of(str(path)).at(line)
+    assert [ast.unparse(value) for _, value in returned_by(place, place.statement.value)] == values

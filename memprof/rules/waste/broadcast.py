@@ -39,6 +39,7 @@ _PRODUCTS = ("matmul", "bmm", "baddbmm", "mm", "einsum")
 """Functions of torch that make a table of n × n because that is what they are for."""
 _OF_PAIRS = ("cartesian_prod", "cdist", "cos_sim", "dot_score", "kron", "meshgrid", "outer")
 """Functions that make a table of all pairs."""
+_LOSSES = "torch/nn/modules/loss.py"
 _TURNED_ATTRIBUTES = frozenset(("H", "T", "mH", "mT"))
 _TURNED_CALLS = ("expand", "permute", "swapaxes", "t", "transpose", "unsqueeze")
 """What gives a tensor another shape so that it broadcasts: who writes that means the table."""
@@ -95,7 +96,7 @@ def _side(window: Window, large: LargeTensor) -> int:
     place, row = large.place, large.row
     if place is None or not _combines(place) or window.phase[row] in _AFTERWARDS:
         return 0
-    if _is_meant(place) or not made_by_its_statement(window, row):
+    if _is_meant(place) or not (made_by_its_statement(window, row) or _by_loss(window, row)):
         return 0
     requested = int(window.lives.requested[row])
     earlier = window.lives.alloc < window.lives.alloc[row]
@@ -103,12 +104,16 @@ def _side(window: Window, large: LargeTensor) -> int:
     if (window.lives.requested[earlier & window.has_owner] == requested).any():
         return 0  # a weight or a gradient of n × n went in, as in an optimizer's step
     there = window.lives.requested[earlier & ~window.has_owner]
+    # Where a loss is of two tables, these are there before it. Of two vectors one may be a part of
+    # a larger tensor.
+    stacks = window.lives.stack[earlier & ~window.has_owner & (window.lives.requested == requested)]
+    least = 1 if _is_of_loss(place) and not (stacks != window.lives.stack[row]).any() else 2
     for width, operand in _BYTES:
         if not _may_have(place, window, width):
             continue
         side: int = round((requested / width) ** 0.5)
         fits = side > _LEAST_SIDE and side * side * width == requested
-        if fits and int((there == side * operand).sum()) >= 2:
+        if fits and int((there == side * operand).sum()) >= least:
             return side
     return 0
 
@@ -173,6 +178,16 @@ def _turns(tree: ast.AST) -> bool:
 
 def _is_none(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
+
+
+def _by_loss(window: Window, row: int) -> bool:
+    """Whether a loss of torch's made it, called as a module."""
+    return any(frame.filename.endswith(_LOSSES) for frame in window.stack(row))
+
+
+def _is_of_loss(place: Place) -> bool:
+    calls = (node for node in ast.walk(place.statement) if isinstance(node, ast.Call))
+    return any(_is_loss(place, call) for call in calls)
 
 
 def _is_loss(place: Place, call: ast.Call) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.program import Place, bound_names, called_name, nodes_of, place_of
-from memprof.source_code.values import values_of
+from memprof.source_code.values import returned_by, values_of
 from memprof.trace import SURVIVOR_AGE, Category
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Window
@@ -21,6 +21,8 @@ __all__ = ["RULE"]
 _LEAST_SHARE = 0.1
 """Of the peak, in merged weights at one line."""
 _PRODUCTS = frozenset(("einsum", "matmul", "mm"))
+_ADDING = "addmm"
+"""Adds a product of two matrices to its first argument."""
 _WEIGHT = "weight"
 
 
@@ -91,6 +93,9 @@ def _product(place: Place) -> ast.expr | None:
     if place.class_ is None or place.function is None or place.function.name == "__init__":
         return None
     for node in ast.walk(place.statement):
+        if called_name(node) == _ADDING and isinstance(node, ast.Call) and len(node.args) > 2:
+            if _is_weight(node.args[0]) and _is_of_self(node):
+                return node
         if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
             continue
         for weight, other in ((node.left, node.right), (node.right, node.left)):
@@ -117,7 +122,7 @@ def _is_weight(node: ast.expr) -> bool:
 
 
 def _product_in(place: Place, node: ast.expr | None) -> ast.expr | None:
-    """The product in an expression, or in what its one variable stands for."""
+    """The product in an expression, in what its one variable stands for, or a method returns."""
     for part in ast.walk(node) if node is not None else ():
         is_product = isinstance(part, ast.BinOp) and isinstance(part.op, ast.MatMult)
         if (is_product or called_name(part) in _PRODUCTS) and _is_of_self(part):
@@ -126,6 +131,10 @@ def _product_in(place: Place, node: ast.expr | None) -> ast.expr | None:
         if isinstance(part, ast.Name):
             values = [one for one in values_of(place, part.id, place.statement) if one is not None]
             inner = _product_in(place, values[0]) if len(values) == 1 else None
+            if inner is not None:
+                return inner
+        for at, value in returned_by(place, part):
+            inner = _product_in(at, value) if at.function is not place.function else None
             if inner is not None:
                 return inner
     return None

@@ -98,6 +98,8 @@ class UnusedGradients(WasteRule[UnreadGradients]):
         graph = own_graph.rows
         at_peak = mask & window.at_peak
         at_peak[graph] = window.at_peak[graph]
+        if not at_peak.any() and asked is None and names == [NO_MODULE]:
+            return  # what a backward pass made on its way, and the next one goes through
         yield UnreadGradients(
             row=_forward_site(window, modules, window.largest(mask)),
             rows=np.concatenate([np.flatnonzero(mask), graph]),
