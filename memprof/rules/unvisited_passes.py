@@ -54,9 +54,9 @@ def unvisited_passes(window: Window) -> Ints:
     roots = np.array([name.partition(".")[0] for name in window.owners.module.names])
     of_pass: defaultdict[tuple[str, tuple[Frame, ...]], list[int]] = defaultdict(list)
     callers = {int(one): _callers(window, int(one)) for one in np.unique(lives.stack[rows])}
-    for at, row in enumerate(rows.tolist()):
+    for number, row in enumerate(rows.tolist()):
         key = str(roots[window.module[row]]), callers[int(lives.stack[row])]
-        of_pass[key].append(at)
+        of_pass[key].append(number)
     visited_steps: defaultdict[str, set[int]] = defaultdict(set)
     passes: list[tuple[str, Ints]] = []
     for (root, _), at in of_pass.items():

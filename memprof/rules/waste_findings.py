@@ -82,8 +82,12 @@ class _Candidate:
         return weaker and not self.rule.stands_beside and self._shares_most_with(other)
 
     def _shares_most_with(self, other: _Candidate) -> bool:
-        rows = self.match.rows
-        return len(rows) > 0 and bool(np.isin(rows, other.match.rows).mean() > _MOSTLY)
+        own, others = self.match.rows, other.match.rows
+        at_peak = self.window.at_peak
+        # Some rules match what there is at the peak alone, others its like in every step as well.
+        if at_peak[own].any() and at_peak[others].any():
+            own = own[at_peak[own]]
+        return len(own) > 0 and bool(np.isin(own, others).mean() > _MOSTLY)
 
 
 def waste_of(examination: Examination) -> tuple[RuleFinding, ...]:

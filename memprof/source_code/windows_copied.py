@@ -51,6 +51,8 @@ class CopiedWindows:
     """The sequence is no tensor: its parts are made tensors."""
     is_view: bool = False
     """They are a view already, of `unfold`, before they are copied."""
+    is_indexed: bool = False
+    """A table of positions takes them, all at once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +89,75 @@ def copied_windows(place: Place) -> CopiedWindows | None:
                     overlaps is True,
                     bool(calls_in(part.value, *_CONVERTING)),
                 )
-    return _copied_view(place)
+    return _copied_view(place) or _of_index_table(place)
+
+
+def _of_index_table(place: Place) -> CopiedWindows | None:
+    """``x[starts[:, None] + torch.arange(size)]``: each row of the index is a window."""
+    for node in ast.walk(place.statement):
+        if not isinstance(node, ast.Subscript) or not isinstance(node.ctx, ast.Load):
+            continue
+        axes = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        for axis in axes:
+            for table in _meanings(place, axis):
+                if _is_index_table(place, table):
+                    text = ast.unparse(node.value)
+                    is_array = bool(calls_in(place.statement, *_CONVERTING))
+                    return CopiedWindows(text, True, is_array, is_indexed=True)
+    return None
+
+
+def _is_index_table(place: Place, table: ast.expr) -> bool:
+    """Whether a sum is of starts, one below the other, and of ``arange(size)`` beside them.
+
+    Where what lies between two starts is that size, no value is there twice.
+    """
+    if not isinstance(table, ast.BinOp) or not isinstance(table.op, ast.Add):
+        return False
+    sides = [_meanings(place, one)[-1] for one in (table.left, table.right)]
+    counts = [calls_in(side, "arange") for side in sides]
+    if not all(len(calls) == 1 for calls in counts) or not any(map(_has_new_axis, sides)):
+        return False
+    ends = [call.args for (call,) in counts]
+    strides = [
+        factor
+        for side, args in zip(sides, ends, strict=True)
+        for factor in [
+            *(args[2:3]),
+            *(
+                one
+                for node in ast.walk(side)
+                if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
+                for one in (node.left, node.right)
+                if not calls_in(one, "arange")
+            ),
+        ]
+    ]
+    sizes = [args[0] for args in ends if len(args) == 1]
+    for stride in strides:
+        step = _number(place, stride)
+        for size in sizes:
+            length = _number(place, size)
+            if ast.unparse(stride) == ast.unparse(size):
+                return False
+            if step is not None and length is not None and step >= length:
+                return False
+    return True
+
+
+def _has_new_axis(side: ast.expr) -> bool:
+    """Whether an index by ``None``, `unsqueeze` or `reshape` sets the values below one another."""
+    if calls_in(side, "reshape", "unsqueeze", "view", "expand_dims"):
+        return True
+    return any(
+        isinstance(node, ast.Subscript)
+        and any(
+            (isinstance(one, ast.Constant) and one.value is None)
+            or (isinstance(one, ast.Attribute) and one.attr == "newaxis")
+            for one in ast.walk(node.slice)
+        )
+        for node in ast.walk(side)
+    )
 
 
 def _copied_view(place: Place) -> CopiedWindows | None:

@@ -52,6 +52,21 @@ def of_an_array():
     return trained_on(torch.stack(windows))
 
 
+def by_positions():
+    """A table of positions takes the windows out of an array, all at once."""
+    series = np.random.default_rng(0).random(VALUES // 8, dtype=np.float32)
+    count = (len(series) - SIZE) // 4
+    index = np.arange(SIZE)[None, :] + 4 * np.arange(count)[:, None]
+    return trained_on(torch.from_numpy(series[index]))
+
+
+def blocks_by_positions():
+    """Each begins where the one before it ends."""
+    series = torch.rand(VALUES * 8)
+    starts = SIZE * torch.arange(len(series) // SIZE)
+    return trained_on(series[starts.unsqueeze(1) + torch.arange(SIZE)])
+
+
 def inputs_and_targets():
     """A function makes both, for training and for tests; the end has a name."""
     signal = torch.rand(VALUES // 4)
@@ -177,7 +192,10 @@ def test_a_view_is_named_with_what_it_saves(tmp_path):
 
 @pytest.mark.parametrize(
     "program",
-    [by_a_list, of_an_array, inputs_and_targets, of_pairs, of_pairs_beside_a_large_tensor],
+    [
+        *(by_a_list, of_an_array, by_positions, inputs_and_targets, of_pairs),
+        of_pairs_beside_a_large_tensor,
+    ],
 )
 def test_windows_that_are_longer_than_their_stride_overlap_whatever_they_are_of(program, tmp_path):
     found = findings_of(program, tmp_path / "run.json")[0]
@@ -200,7 +218,7 @@ def test_a_view_of_windows_that_is_copied_to_stay_is_to_be_kept_as_it_is(
 @pytest.mark.parametrize(
     "program",
     [
-        *(side_by_side_of_an_array, side_by_side_by_number, moving_spectrum),
+        *(side_by_side_of_an_array, side_by_side_by_number, moving_spectrum, blocks_by_positions),
         *(shown, batches, shown_side_by_side, computed_with),
     ],
 )

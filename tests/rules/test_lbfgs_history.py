@@ -57,13 +57,28 @@ def test_a_short_history_saves_all_older_pairs(tmp_path):
         one for one in findings_of(fires, tmp_path / "run.json") if one.rule == "lbfgs-history"
     ]
     (only,) = found.remedies
-    vectors = len(found.match.rows)
-    assert f"are {vectors // 2} pairs of vectors" in found.title
-    assert abs(vectors * VECTOR - found.bytes) < VECTOR  # one may be another, of a step's end
+    vectors = 2 * found.match.pairs
+    assert f"are {found.match.pairs} pairs of vectors" in found.title
+    assert (
+        0 <= found.bytes - vectors * VECTOR < 2 * VECTOR
+    )  # one more, and a number, of a step's end
     assert only.fix == "history_size"
-    assert only.code.startswith("return torch.optim.LBFGS(")
     assert only.patch == ""  # it may be among the options
     assert only.saves_bytes >= (vectors - 20 - 2) * VECTOR
+
+
+def by_name(name, parameters, **options):
+    return {"lbfgs": torch.optim.LBFGS, "sgd": torch.optim.SGD}[name](parameters, **options)
+
+
+def test_the_size_is_to_be_changed_where_it_is_given(tmp_path):
+    def program():
+        return fitting(lambda p: by_name("lbfgs", p, max_iter=4, history_size=50), WIDTH)
+
+    (found,) = [
+        one for one in findings_of(program, tmp_path / "run.json") if one.rule == "lbfgs-history"
+    ]
+    assert 'by_name("lbfgs", p, max_iter=4, history_size=50)' in found.remedies[0].code
 
 
 def test_pairs_of_the_last_steps_count_as_well(tmp_path):

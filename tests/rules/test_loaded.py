@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -76,6 +77,23 @@ def averages():
     return step
 
 
+def read(path):
+    return torch.load(path)["model"]
+
+
+def averages_by_a_function():
+    paths = [checkpoint_file() for _ in range(6)]
+
+    def step(number):
+        if number != 8:
+            trained(model())
+            return
+        states = [read(path) for path in paths]
+        sum(state["0.weight"].sum().item() for state in states)
+
+    return step
+
+
 def evaluates():
     """Once, the model is filled from each file in turn."""
     paths, net = [checkpoint_file() for _ in range(6)], model()
@@ -91,14 +109,19 @@ def evaluates():
     return step
 
 
-def test_of_files_that_are_loaded_at_once_one_after_the_other_is_enough(tmp_path):
-    (found,) = [one for one in findings_of(averages, tmp_path / "run.json") if one.rule == "loaded"]
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        (averages, 'states = [torch.load(path)["model"] for path in paths]'),
+        (averages_by_a_function, "states = [read(path) for path in paths]"),
+    ],
+)
+def test_of_files_that_are_loaded_at_once_one_after_the_other_is_enough(program, code, tmp_path):
+    path = tmp_path / "run.json"
+    (found,) = [one for one in findings_of(program, path) if one.rule == "loaded"]
     assert found.match.passing
     first, *_ = found.remedies
-    assert (first.fix, first.code) == (
-        "running_total",
-        'states = [torch.load(path)["model"] for path in paths]',
-    )
+    assert (first.fix, first.code) == ("running_total", code)
 
 
 def test_files_that_are_loaded_one_after_the_other_are_so_already(tmp_path):

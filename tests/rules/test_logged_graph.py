@@ -88,3 +88,25 @@ def test_what_is_only_logged_is_to_be_computed_without_a_graph(tmp_path):
 @pytest.mark.parametrize("program", [looks_alike, training(statistics_apart, 0), in_the_loop])
 def test_what_a_loss_needs_and_what_has_no_graph_is_left_alone(program, tmp_path):
     assert logged(program, tmp_path / "run.json") == []
+
+
+def named_statistics(logits, words):
+    """The same, handed out by name; the entropy is computed in one line."""
+    probabilities = F.softmax(logits, dim=-1)
+    scores = F.log_softmax(logits, dim=-1)
+    entropy = -(probabilities * probabilities.clamp_min(1e-9).log()).sum(-1)
+    return {"chosen": scores.gather(-1, words).mean(), "entropy": entropy}
+
+
+def by_name(logits, words):
+    values = named_statistics(logits, words)
+    return values["chosen"], values["entropy"]
+
+
+def test_values_of_a_dictionary_and_what_one_line_makes_of_its_own(tmp_path):
+    (one,) = logged(training(by_name, 0), tmp_path / "run.json")
+    (first,) = one.remedies
+    assert one.title.endswith("by the graph of `entropy`, through which no backward pass goes")
+    assert first.code.startswith("entropy = -(probabilities * probabilities.clamp_min(1e-9)")
+    # of the step before: probabilities, what is clamped, and its logarithm
+    assert one.bytes >= 3 * TABLE

@@ -111,7 +111,8 @@ def _stacked(window: Window, rows: Ints) -> _Stacked | None:
     overlaps = windows.is_overlapping or not (windows.is_converted or of is None)
     if not overlaps or 2 * window.lives.size[row] < nbytes:
         return None  # nothing says that each value is there twice, or no one tensor has it all
-    if windows.is_view and window.freed_in[row] - window.made_in[row] < _LASTING:
+    is_brief = window.freed_in[row] - window.made_in[row] < _LASTING
+    if (windows.is_view or windows.is_indexed) and is_brief:
         return None  # a step computes with them
     return _Stacked(row, rows, nbytes, windows, 0 if of is None else of)
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.idioms import keyword, optimizers_made
+from memprof.source_code.idioms import arguments_named, keyword, optimizers_made
 from memprof.source_code.patch import diff, with_keyword
+from memprof.source_code.program import Place
 from memprof.trace import SURVIVOR_AGE, Category
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Ints, Window
@@ -56,9 +57,15 @@ class LbfgsHistory(WasteRule[History]):
         kept = _of_history(window)
         there = np.flatnonzero(kept & window.at_peak)
         nbytes = int(window.lives.size[there].sum())
-        if len(there) < 2 * _LEAST_PAIRS or window.share(nbytes) < _LEAST_SHARE:
+        if (
+            not len(there)
+            or _vectors(window, there) < 2 * _LEAST_PAIRS
+            or window.share(nbytes) < _LEAST_SHARE
+        ):
             return
-        if len(there) // 2 <= _FEW_PAIRS + 1 and any(  # one more while another takes its place
+        if _vectors(
+            window, there
+        ) // 2 <= _FEW_PAIRS + 1 and any(  # one more while another takes its place
             keyword(call, "history_size") is not None
             for call, _ in optimizers_made(window.programs, (_CLASS,))
         ):
@@ -69,7 +76,7 @@ class LbfgsHistory(WasteRule[History]):
             rows=there,
             nbytes=nbytes,
             saving=window.replayed(window.ended_at(rows, ends)),
-            pairs=len(there) // 2,
+            pairs=_vectors(window, there) // 2,
         )
 
     def title(self, match: History) -> str:
@@ -79,8 +86,10 @@ class LbfgsHistory(WasteRule[History]):
     def advice(self, match: History, case: Case) -> Iterator[Advice]:
         """Keep fewer of them."""
         made = list(optimizers_made(case.programs, (_CLASS,)))
-        call, place = made[0] if len(made) == 1 else (None, case.site)
+        call, place = made[0] if len(made) == 1 else (None, None)
         size = keyword(call, "history_size") if call is not None else None
+        if size is None and (call is None or _may_be_given(call)):
+            place = next(_places_given(case), place or case.site)
         patch = ""
         if place is not None and call is not None and _may_be_set(call, size):
             patch = diff(place.program, with_keyword(call, "history_size", str(_ENOUGH)))
@@ -91,6 +100,20 @@ class LbfgsHistory(WasteRule[History]):
             f"parameters for each; "
         ) + (f"the default keeps 100 pairs, and {enough}." if is_default else f"{enough}.")
         yield Advice("history_size", why, place, patch=patch)
+
+
+def _places_given(case: Case) -> Iterator[Place]:
+    """Where calls of other functions, which hand it on, or dictionaries say a larger size."""
+    for place, value in arguments_named(case.programs, "history_size"):
+        size = value.value if isinstance(value, ast.Constant) else None
+        if not isinstance(size, int) or size > _FEW_PAIRS:
+            yield place
+
+
+def _vectors(window: Window, rows: Ints) -> int:
+    """How many are as long as the largest: numbers about each pair are kept beside them."""
+    sizes = window.lives.requested[rows]
+    return int((sizes == sizes.max()).sum())
 
 
 def _may_be_given(call: ast.Call) -> bool:

@@ -16,7 +16,7 @@ from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idioms import growing
 from memprof.source_code.lasting_names import first_binding
 from memprof.source_code.patch import diff, with_keyword
-from memprof.source_code.program import Place, calls_in, own_calls
+from memprof.source_code.program import Place, called_name, calls_in, own_calls
 from memprof.source_code.scopes import qualified_name
 from memprof.units import format_bytes
 from memprof.views.peak_without import Saving
@@ -26,6 +26,8 @@ __all__ = ["RULE", "LoadedCheckpoint"]
 
 _LOADERS = re.compile(r"/torch/serialization\.py$|/safetensors/")
 """Files of the libraries whose functions read tensors from a file."""
+_OF_FILES = frozenset(("load_checkpoint", "load_file", "load_state_dict_from_file"))
+"""Functions of these libraries that load one file."""
 _MOSTLY = 0.5
 """Share of the bytes, or of the steps: a checkpoint also has what is no parameter."""
 
@@ -93,12 +95,12 @@ class LoadedFile(WasteRule[LoadedCheckpoint]):
         on_host = case.finding.device == "cpu"
         if on_host:
             yield from advice_on_exceptions(case)
-            yield _drop(match, place)
+            yield _drop(match, place, case)
         if not any(map(_goes_to_host, loads)):
             yield _load_to_host(match, place, loads)
         if not on_host:
             yield from advice_on_exceptions(case)
-            yield _drop(match, place)
+            yield _drop(match, place, case)
 
 
 def _end_of_loading(window: Window, rows: Ints, row: int) -> int:
@@ -134,13 +136,14 @@ def _load_to_host(
     return Advice("map_location_cpu", why, place, patch=patch)
 
 
-def _drop(match: LoadedCheckpoint, place: Place | None) -> Advice:
-    if match.passing and place is not None and _loads_many(place):
+def _drop(match: LoadedCheckpoint, place: Place | None, case: Case) -> Advice:
+    keeping = _loading_many(case) if match.passing else None
+    if keeping is not None:
         why = (
             "All files are loaded before any is used: load one after the other, and add up what is "
             "made of it."
         )
-        return Advice("running_total", why, place)
+        return Advice("running_total", why, keeping)
     what = f"`{match.name}`" if match.name else "the loaded file"
     used = (
         "as soon as it has been used" if match.passing else "once the model has been filled from it"
@@ -148,13 +151,27 @@ def _drop(match: LoadedCheckpoint, place: Place | None) -> Advice:
     return Advice("del_ref", f"Drop {what} {used}.", place, saving=match.dropped)
 
 
-def _loads_many(place: Place) -> bool:
-    """Whether a statement keeps what each turn of a loop loads: one around it, or its own."""
-    if place.loop is not None and growing(place) is not None:
-        return True
-    loops = (ast.ListComp, ast.DictComp, ast.SetComp, ast.GeneratorExp)
-    nodes = [node for node in ast.walk(place.statement) if isinstance(node, loops)]
-    return any(_is_torch_load(place, call) for node in nodes for call in calls_in(node, "load"))
+def _loading_many(case: Case) -> Place | None:
+    """The statement that keeps what each turn of a loop loads: one around it, or its own.
+
+    That is the statement that loads, or one that calls the function which does.
+    """
+    called = "load"
+    for frame, place in case.frames:
+        if place.loop is not None and growing(place) is not None:
+            return place
+        for node in ast.walk(place.statement):
+            if isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp)):
+                values: list[ast.expr] = [node.elt]
+            elif isinstance(node, ast.DictComp):
+                values = [node.key, node.value]
+            else:
+                continue
+            names = {called_name(call) for value in values for call in calls_in(value)}
+            if called in names or names & _OF_FILES:
+                return place
+        called = frame.name.rpartition(".")[2]
+    return None
 
 
 def _goes_to_host(call: ast.Call) -> bool:

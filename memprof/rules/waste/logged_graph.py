@@ -12,7 +12,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Place, bound_names, loaded_names, place_of
+from memprof.source_code.program import Place, bound_names, called_name, loaded_names, place_of
 from memprof.trace import SURVIVOR_AGE, Category, Phase
 from memprof.units import format_bytes
 from memprof.views.peak_without import Cuts
@@ -25,6 +25,10 @@ _LEAST_SHARE = 0.1
 _FEWEST = 2
 """Tensors of a line: once is no habit."""
 _SIMPLE = (ast.AnnAssign, ast.Assign, ast.AugAssign, ast.Expr, ast.Return)
+
+
+_REDUCING = frozenset(("amax", "amin", "logsumexp", "max", "mean", "min", "prod", "sum", "var"))
+"""Methods and functions that make less of what they are given."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,8 +107,22 @@ def _graphs(window: Window, mask: Bools, left: Bools, least_share: float) -> Ite
         if place is None or len(rows) < _FEWEST or (frame.filename, frame.name) in functions:
             continue
         names = _handed_out(place)
-        if names:
+        if names and _is_handed_out(place, names):  # what comes last is the result itself
+            rows = rows[_is_on_way(window, rows)]
+        if names and len(rows):
             yield _Graph(place, names, rows)
+
+
+def _is_handed_out(place: Place, names: frozenset[str]) -> bool:
+    """Whether a statement binds one of the values that are handed out, as they are written."""
+    return any(ast.unparse(one) in names for one in bound_names(place.statement))
+
+
+def _is_on_way(window: Window, rows: Ints) -> Bools:
+    """Per row whether its line made the next tensor as well; rows are in the order of making."""
+    following = np.minimum(rows + 1, len(window.lives) - 1)
+    is_on_way: Bools = (window.site[following] == window.site[rows]) & (following > rows)
+    return is_on_way
 
 
 def _in_words(match: LoggedGraph) -> str:
@@ -139,24 +157,47 @@ def _functions_that_learn(window: Window) -> set[tuple[str, str]]:
 def _handed_out(place: Place) -> frozenset[str]:
     """What a function returns that is computed of what a statement binds, as it is written.
 
-    Empty where the statement's own result is handed out, or kept in an object.
+    Of a result of the statement's own what is saved counts only where a reduction makes it: it is
+    no part of that. Empty where such a result is handed out as it is, or kept in an object.
     """
     targets = bound_names(place.statement)
     if place.function is None or not all(isinstance(one, ast.Name) for one in targets):
         return frozenset()
     own = {one.id for one in targets if isinstance(one, ast.Name)}
     results = list(_results(place.function))
-    if not own or any(isinstance(one, ast.Name) and one.id in own for one in results):
+    is_handed_out = any(isinstance(one, ast.Name) and one.id in own for one in results)
+    if not own or (is_handed_out and not _is_reduced(getattr(place.statement, "value", None))):
         return frozenset()
     computed = _computed_of(place, own)
     return frozenset(ast.unparse(one) for one in results if computed & loaded_names(one))
 
 
+def _is_reduced(value: ast.expr | None) -> bool:
+    """``-(p * p.log()).sum(-1).mean()``: what went in is larger, and no part of what comes out."""
+    while isinstance(value, ast.UnaryOp):
+        value = value.operand
+    return isinstance(value, ast.Call) and called_name(value) in _REDUCING
+
+
 def _results(function: ast.AST) -> Iterator[ast.expr]:
-    """What a function returns, one by one where that is a tuple."""
+    """What a function returns, one by one where that is a tuple, a list or a dictionary."""
     for node in ast.walk(function):
         if isinstance(node, ast.Return) and node.value is not None:
-            yield from node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+            yield from _entries(node.value)
+
+
+def _entries(value: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(value, (ast.Tuple, ast.List)):
+        parts = value.elts
+    elif isinstance(value, ast.Dict):
+        parts = value.values
+    elif isinstance(value, ast.Call) and ast.unparse(value.func) == "dict" and value.keywords:
+        parts = [one.value for one in value.keywords]
+    else:
+        yield value
+        return
+    for one in parts:
+        yield from _entries(one)
 
 
 def _computed_of(place: Place, names: set[str]) -> set[str]:
@@ -187,7 +228,10 @@ def _returned(node: ast.stmt) -> set[str]:
 
 
 def _without_graph(window: Window, rows: Ints, alone: Ints, place: Place) -> Cuts:
-    """What is for the value alone goes as the function returns, the rest with the backward pass."""
+    """What is for the value alone goes as the function returns, the rest with the backward pass.
+
+    What a line makes on its way goes when the line has made the next tensor of it.
+    """
     others = np.setdiff1d(rows, alone)
     backward = np.flatnonzero(window.phase_of_event == Phase.BACKWARD)
     steps = window.step_of_event[backward]
@@ -195,6 +239,8 @@ def _without_graph(window: Window, rows: Ints, alone: Ints, place: Place) -> Cut
     outside = np.flatnonzero(~_in_function(window, place)[window.trace.events.stack])
     at = np.searchsorted(outside, window.lives.alloc[alone])
     returned = np.append(outside, window.events)[np.minimum(at, len(outside))]
+    following = np.minimum(alone + 1, len(window.lives) - 1)
+    returned = np.where(_is_on_way(window, alone), window.lives.alloc[following] + 1, returned)
     brief, until = window.ended_at(alone, returned), window.ended_at(others, ends)
     return Cuts(
         np.concatenate([brief.rows, until.rows]),

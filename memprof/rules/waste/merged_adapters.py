@@ -93,9 +93,9 @@ def _product(place: Place) -> ast.expr | None:
     if place.class_ is None or place.function is None or place.function.name == "__init__":
         return None
     for node in ast.walk(place.statement):
-        if called_name(node) == _ADDING and isinstance(node, ast.Call) and len(node.args) > 2:
-            if _is_weight(node.args[0]) and _is_of_self(node):
-                return node
+        if isinstance(node, ast.Call) and called_name(node) == _ADDING and node.args:
+            adds_to_weight = _is_weight(node.args[0]) and _is_of_self(node)
+            return node if adds_to_weight else None
         if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
             continue
         for weight, other in ((node.left, node.right), (node.right, node.left)):

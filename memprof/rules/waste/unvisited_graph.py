@@ -109,9 +109,9 @@ def _passed_by(window: Window, path: str) -> Iterator[Unvisited]:
         by_line.setdefault(calling_frame(window, int(window.lives.stack[row])), []).append(row)
     for own in map(np.array, by_line.values()):
         match = _match(window, path, own)
-        least = _LEAST_SHARE * window.peak.bytes
-        if match.saving.bytes >= least:
-            yield replace(match, nbytes=match.nbytes or match.saving.bytes, is_learned=True)
+        saves_bytes = match.saving.bytes if match.saving is not None else 0
+        if window.share(saves_bytes) >= _LEAST_SHARE:
+            yield replace(match, nbytes=match.nbytes or saves_bytes, is_learned=True)
 
 
 def _match(window: Window, path: str, rows: Ints) -> Unvisited:

@@ -108,7 +108,7 @@ class Batch:
         stacks = np.full(len(dead), EMPTY)
         stacks[here] = self._stacks[at[here]] if len(self._serials) else EMPTY
         final = self._saved_for_backward.of_dead(
-            category, stacks, birth_labels=dead[:, 4], death_labels=dead[:, 5]
+            category, stacks, dead[:, 2], birth_labels=dead[:, 4], death_labels=dead[:, 5]
         )
         events.category[rows] = final[here]
         events.label[rows] = dead[here, 4]

@@ -11,6 +11,7 @@ import numpy as np
 
 from memprof.sources.label_rows import LabelRows
 from memprof.sources.owners.block_lifetimes import Lives, replaced, sight
+from memprof.sources.owners.decided_stacks import DecidedStacks
 from memprof.trace import EMPTY, SURVIVOR_AGE, Category, Column, Events, Phase
 
 if TYPE_CHECKING:  # a millisecond of a recording's beginning
@@ -35,7 +36,7 @@ class SavedBlocks:
 
     def __init__(self, labels: LabelRows) -> None:
         self._labels = labels
-        self._categories: dict[int, int] = {}
+        self._decided = DecidedStacks()
         self._took_s = self._ended_s = 0.0
 
     def judge(
@@ -60,14 +61,16 @@ class SavedBlocks:
                 saved_rows = sight(lives, list(graphs.get(device, ())), end)
                 is_kept = np.isin(rows, saved_rows)
                 lives.category[rows] = np.where(is_kept, Category.ACTIVATION, Category.UNKNOWN)
-                categories = lives.category[rows].tolist()
-                self._categories.update(zip(lives.stack[rows].tolist(), categories, strict=True))
+                columns = (lives.stack[rows], lives.size[rows], lives.category[rows])
+                for one in zip(*(column.tolist() for column in columns), strict=True):
+                    self._decided.note(*one)
                 return
         for row in rows[lives.stack[rows] != EMPTY].tolist():
-            lives.category[row] = self._categories.get(int(lives.stack[row]), lives.category[row])
+            stack, size, category = lives.stack[row], lives.size[row], lives.category[row]
+            lives.category[row] = self._decided.category(int(stack), int(size), int(category))
 
     def _is_wanted(self, lives: Lives, rows: Ints) -> bool:
-        if not np.isin(lives.stack[rows], list(self._categories)).all():
+        if not all(map(self._decided.has, np.unique(lives.stack[rows]).tolist())):
             return True
         rested = time.monotonic() - self._ended_s > _REST * self._took_s
         return rested and bool((lives.category[rows] == Category.ACTIVATION).any())
@@ -86,8 +89,7 @@ class SavedBlocks:
         rows = np.flatnonzero(
             (lives.freed_at < len(events)) & (lives.category == Category.ACTIVATION)
         )
-        stacks = [stack for stack, category in self._categories.items() if stack and not category]
-        rows = rows[np.isin(lives.stack[rows], stacks)]
+        rows = rows[self._decided.unsaved(lives.stack[rows], lives.size[rows])]
         death_steps = self._labels.steps(events.label[lives.freed_at[rows]])
         lasted: Column = death_steps - self._labels.steps(lives.label[rows]) >= SURVIVOR_AGE
         lives.category[rows[lasted]] = Category.UNKNOWN

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from memprof.sources.cpu.live_storages import StorageReference
+from memprof.sources.owners.decided_stacks import DecidedStacks
 from memprof.trace import EMPTY, SURVIVOR_AGE, Category, Label, Phase
 
 if TYPE_CHECKING:  # a millisecond of a recording's beginning
@@ -32,7 +33,7 @@ class SavedForBackward:
     def __init__(self, label_of: Callable[[int], Label]) -> None:
         """``label_of`` gives the label in a row."""
         self._label_of = label_of
-        self._categories: dict[int, int] = {}
+        self._decided = DecidedStacks()
 
     def suspects(self, living: Iterable[StorageReference], step: int) -> list[StorageReference]:
         """What a forward pass made at least two steps before ``step``, and no model refers to."""
@@ -47,7 +48,7 @@ class SavedForBackward:
 
     def undecided(self, suspects: Iterable[StorageReference]) -> bool:
         """Whether there is one of a stack that no look at the graphs has decided yet."""
-        return any(reference.stack not in self._categories for reference in suspects)
+        return not all(self._decided.has(reference.stack) for reference in suspects)
 
     def decide(self, suspects: Iterable[StorageReference], saved: AbstractSet[int] | None) -> None:
         """Give suspects their category.
@@ -59,14 +60,16 @@ class SavedForBackward:
                 continue
             if saved is not None:
                 is_saved = reference.key in saved
-                self._categories[reference.stack] = (
-                    Category.ACTIVATION if is_saved else Category.UNKNOWN
-                )
-                reference.category = self._categories[reference.stack]
+                reference.category = Category.ACTIVATION if is_saved else Category.UNKNOWN
+                self._decided.note(reference.stack, reference.size, reference.category)
             elif reference.stack != EMPTY:
-                reference.category = self._categories.get(reference.stack, reference.category)
+                reference.category = self._decided.category(
+                    reference.stack, reference.size, reference.category
+                )
 
-    def of_dead(self, category: Ints, stack: Ints, birth_labels: Ints, death_labels: Ints) -> Ints:
+    def of_dead(
+        self, category: Ints, stack: Ints, size: Ints, birth_labels: Ints, death_labels: Ints
+    ) -> Ints:
         """Categories of what has died, from those known while it lived.
 
         ``birth_labels`` and ``death_labels`` are rows of labels; ``stack`` is `EMPTY` where it is
@@ -74,11 +77,8 @@ class SavedForBackward:
         """
         lasted = self._steps(death_labels) - self._steps(birth_labels) >= SURVIVOR_AGE
         final = np.where((category == Category.UNKNOWN) & ~lasted, Category.TEMPORARY, category)
-        unsaved_stacks = np.array(
-            [s for s, c in self._categories.items() if s and not c], dtype=np.int64
-        )
-        is_passing = lasted & (category == Category.ACTIVATION) & np.isin(stack, unsaved_stacks)
-        final[is_passing] = Category.UNKNOWN
+        passing = np.flatnonzero(lasted & (category == Category.ACTIVATION))
+        final[passing[self._decided.unsaved(stack[passing], size[passing])]] = Category.UNKNOWN
         return final
 
     def _steps(self, labels: Ints) -> Ints:
