@@ -53,7 +53,48 @@ def of_two_vectors():
     return step
 
 
-@pytest.mark.parametrize("program", [fires, by_name, of_two_vectors])
+def of_ones():
+    """The identity is scaled, and given to a layer's function."""
+
+    def step(number):
+        x, gain = torch.rand(ROWS, WIDTH), torch.rand(WIDTH)
+        weight = torch.eye(WIDTH) * gain
+        return torch.nn.functional.linear(x, weight).sum().item()
+
+    return step
+
+
+def by_letters():
+    def step(number):
+        x, scale = torch.rand(ROWS, WIDTH), torch.rand(WIDTH)
+        d = torch.diag(scale)
+        return torch.einsum("bi,ij->bj", x, d).sum().item()
+
+    return step
+
+
+def identity():
+    """Nothing is scaled: a matrix is shown what it is of."""
+    weight = torch.rand(WIDTH, WIDTH)
+
+    def step(number):
+        return (weight @ torch.eye(WIDTH)).sum().item()
+
+    return step
+
+
+def test_the_identity_is_another_matter(tmp_path):
+    assert "diagonal-matrix" not in names(identity, tmp_path / "run.json")
+
+
+def test_the_identity_that_is_scaled_goes_with_what_comes_of_it(tmp_path):
+    (found,) = findings_of(of_ones, tmp_path / "run.json")
+    (first,) = found.remedies
+    assert (found.rule, first.fix) == ("diagonal-matrix", "multiply_by_vector")
+    assert first.saves_bytes > 1.9 * WIDTH * WIDTH * 4
+
+
+@pytest.mark.parametrize("program", [fires, by_name, of_two_vectors, by_letters])
 def test_the_matrix_is_told(program, tmp_path):
     (found,) = findings_of(program, tmp_path / "run.json")
     (first,) = found.remedies

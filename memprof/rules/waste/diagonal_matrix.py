@@ -17,8 +17,8 @@ from memprof.views.window import Window
 
 __all__ = ["RULE"]
 
-_MAKERS = ("diag", "diag_embed", "diagflat")
-_PRODUCTS = frozenset(("bmm", "matmul", "mm"))
+_MAKERS = ("diag", "diag_embed", "diagflat", "eye")
+_PRODUCTS = frozenset(("addmm", "bmm", "einsum", "linear", "matmul", "mm"))
 _NORMAL = "MultivariateNormal"
 """A distribution that takes a matrix of covariances."""
 
@@ -88,7 +88,9 @@ def _only_use(place: Place) -> _Use | None:
     makers = own_calls(place.statement, *_MAKERS)
     if len(makers) != 1:
         return None
-    statement, (maker,) = place.statement, makers
+    statement, maker = place.statement, _with_values(place.statement, makers[0])
+    if maker is None:
+        return None
     if not isinstance(statement, ast.Assign) or statement.value is not maker:
         return _use(maker, nodes_around(statement, maker))
     names = [one.id for one in bound_names(statement) if isinstance(one, ast.Name)]
@@ -96,6 +98,17 @@ def _only_use(place: Place) -> _Use | None:
         return None
     uses = {_use(load, around) for load, around in reads_of(place.scope, names[0])}
     return uses.pop() if len(uses) == 1 else None
+
+
+def _with_values(statement: ast.stmt, maker: ast.Call) -> ast.expr | None:
+    """The matrix that a call makes; of ``torch.eye(n) * d`` the product, without one None.
+
+    Of ones alone it is the identity, which nobody multiplies by to scale.
+    """
+    if called_name(maker) != "eye":
+        return maker
+    parent = next(iter(nodes_around(statement, maker)[::-1]), None)
+    return parent if isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Mult) else None
 
 
 def _use(value: ast.expr, around: list[ast.AST]) -> _Use | None:

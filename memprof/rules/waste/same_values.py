@@ -24,6 +24,8 @@ _FEWEST = 3
 _FEWEST_REPEATS = 3
 _REPEATS = "repeat_interleave"
 _TRAINED = frozenset((Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE))
+_LEAST_FILLED = 0.02
+"""Of the values, that are not zero: of fewer a sample does not tell one part from another."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +109,7 @@ def _match(window: Window, *, is_within: bool) -> SameValues | None:
     times = {
         key: values.repeats if is_within else values.same
         for key, values in known.items()
-        if values.filled  # zeros are another matter
+        if values.filled > (_LEAST_FILLED if is_within else 0)  # zeros are another matter
     }
     fewest = _FEWEST_REPEATS if is_within else _FEWEST
     own = {
