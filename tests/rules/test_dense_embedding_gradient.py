@@ -125,3 +125,68 @@ def test_the_table_is_told_where_it_is_made(tmp_path):
 @pytest.mark.parametrize("program", [sparse, with_a_head])
 def test_nothing_is_said_where_it_is_sparse_or_dense_anyway(program, tmp_path):
     assert "dense-embedding-gradient" not in names(program, tmp_path / "run.json")
+
+
+class ByFunction(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.users = nn.Parameter(torch.empty(ROWS, WIDTH).normal_())
+        self.items = nn.Parameter(torch.empty(ROWS // 2, WIDTH).normal_())
+
+    def forward(self, users, items):
+        users = torch.nn.functional.embedding(users, self.users)
+        return (users * torch.nn.functional.embedding(items, self.items)).sum()
+
+
+class ByIndex(ByFunction):
+    def forward(self, users, items):
+        return (self.users[users] * self.items[items]).sum()
+
+
+class Dense(ByFunction):
+    """All rows are read, of which some are taken."""
+
+    def forward(self, users, items):
+        return (self.users.exp()[users] * self.items.exp()[items]).sum()
+
+
+class Mixed(ByFunction):
+    """The largest table is looked up and multiplied as a whole besides."""
+
+    def forward(self, users, items):
+        return (self.users[users] * self.items[items]).sum() + self.users.square().sum()
+
+
+def of_tables(model):
+    def program():
+        made = model()
+        optimizer = torch.optim.SGD(made.parameters(), 0.1)
+
+        def step(number):
+            optimizer.zero_grad()
+            made(torch.randint(ROWS, (BATCH,)), torch.randint(ROWS // 2, (BATCH,))).backward()
+            optimizer.step()
+
+        return step
+
+    return program
+
+
+@pytest.mark.parametrize("model", [ByFunction, ByIndex])
+def test_a_program_may_look_rows_up_itself(model, tmp_path):
+    found, *_ = findings_of(of_tables(model), tmp_path / "run.json")
+    (first,) = found.remedies
+    assert (found.rule, found.minor) == ("dense-embedding-gradient", False)
+    assert found.bytes >= TABLE + TABLE // 2  # an index makes one of its own on the way
+    assert "gradients of tables" in found.title
+    assert first.typed == "torch.nn.functional.embedding(index, table, sparse=True)"
+    assert first.code in (
+        "users = torch.nn.functional.embedding(users, self.users)",
+        "return (self.users[users] * self.items[items]).sum()",
+    )
+
+
+@pytest.mark.parametrize("model", [Dense, Mixed])
+def test_a_table_that_is_read_as_a_whole_has_a_dense_gradient(model, tmp_path):
+    found = findings_of(of_tables(model), tmp_path / "run.json")
+    assert not [one for one in found if one.rule == "dense-embedding-gradient" and not one.minor]
