@@ -53,6 +53,30 @@ class ReadTwice(Head):
         return labels + wide.mean(1, keepdim=True)
 
 
+class OfPlaces(Head):
+    """A linear layer is given each place's features."""
+
+    def __init__(self):
+        super().__init__()
+        self.labels = nn.Linear(CHANNELS, CLASSES)
+
+    def forward(self, image):
+        wide = F.interpolate(self.body(image), size=image.shape[-2:], mode="nearest")
+        return self.labels(wide.permute(0, 2, 3, 1))
+
+
+class OfRows(Head):
+    """A linear layer is given the places of each row."""
+
+    def __init__(self):
+        super().__init__()
+        self.labels = nn.Linear(LARGE, CLASSES)
+
+    def forward(self, image):
+        wide = F.interpolate(self.body(image), size=image.shape[-2:], mode="nearest")
+        return self.labels(wide)
+
+
 def training(head):
     def program():
         model = head()
@@ -76,7 +100,7 @@ def enlarged_first(program, path):
     return [one for one in findings_of(program, path) if one.rule == "early-upsampling"]
 
 
-@pytest.mark.parametrize("head", [Enlarging, ByModules])
+@pytest.mark.parametrize("head", [Enlarging, ByModules, OfPlaces])
 def test_the_layer_is_to_come_first_and_what_it_saves(head, tmp_path):
     (one,) = enlarged_first(training(head), tmp_path / "run.json")
     (first,) = one.remedies
@@ -88,6 +112,6 @@ def test_the_layer_is_to_come_first_and_what_it_saves(head, tmp_path):
     assert first.saves_bytes == pytest.approx(saved, rel=0.1)
 
 
-@pytest.mark.parametrize("head", [Narrowing, OfNeighbours, ReadTwice])
+@pytest.mark.parametrize("head", [Narrowing, OfNeighbours, OfRows, ReadTwice])
 def test_features_that_are_needed_are_left_alone(head, tmp_path):
     assert enlarged_first(training(head), tmp_path / "run.json") == []

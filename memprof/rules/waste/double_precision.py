@@ -28,6 +28,8 @@ __all__ = ["RULE"]
 _LEAST_SHARE = 0.9
 """Of the parameters' bytes that the conversion made: a model with one layer in double precision,
 for a sum that needs it, is meant so."""
+_LEAST_NOTED = 64 << 10
+"""Bytes of a result whose precision is recorded."""
 _LBFGS_FILE = "/torch/optim/lbfgs.py"
 _DOUBLE = frozenset(("double", "float64"))
 _MODULE_FILE = "/torch/nn/modules/module.py"
@@ -81,9 +83,15 @@ class DoublePrecision(WasteRule[Match]):
 
 
 def _computed_in_double(window: Window) -> Bools:
-    """What modules made in double precision, where nearly all that they made is."""
+    """What modules made in double precision, where nearly all that they made is.
+
+    Of what is there at the peak; or, where that lies beyond all passes, of what is there in these.
+    """
     none = np.zeros(len(window.lives), dtype=bool)
-    made = window.at_peak & (window.module > 0) & (window.category == Category.ACTIVATION)
+    made = (window.module > 0) & (window.category == Category.ACTIVATION)
+    made &= window.lives.requested >= _LEAST_NOTED
+    if (made & window.at_peak).any():
+        made &= window.at_peak
     double = none.copy()
     for record in window.doubles:
         for stack, size in zip(record.stack, record.size, strict=True):

@@ -19,7 +19,9 @@ from memprof.source_code.program import (
     assigned,
     bound_names,
     called_name,
+    calls_in,
     place_of,
+    root_name,
 )
 from memprof.source_code.scopes import reads_of
 from memprof.trace import Frame, Phase
@@ -36,6 +38,11 @@ _MOST_LEFT = 0.5
 _ENLARGING = frozenset(("interpolate", "upsample"))
 _CONVOLUTION = "_conv_forward"
 _CONVOLUTIONS = ("Conv1d", "Conv2d", "Conv3d")
+_LINEAR = "/torch/nn/modules/linear.py"
+_ORDERING = frozenset(
+    ("contiguous", "flatten", "movedim", "permute", "reshape", "transpose", "view")
+)
+"""Methods that leave each place's features together, or set them side by side."""
 _KERNEL = 2
 """The place of its size among the arguments of such a layer."""
 
@@ -63,7 +70,8 @@ class EarlyUpsampling(WasteRule[EnlargedFirst]):
         lives = window.lives
         forward = (window.phase != Phase.BACKWARD) & ~window.has_owner & (lives.alloc >= 0)
         enlarged = forward & made_through(window, lambda frame: _name_of(frame) in _ENLARGING)
-        convolved = forward & made_through(window, lambda frame: _name_of(frame) == _CONVOLUTION)
+        convolved = forward & made_through(window, _is_of_layer)
+        convolution = made_through(window, lambda frame: _name_of(frame) == _CONVOLUTION)
         for site in np.unique(window.site[enlarged]).tolist():
             rows = np.flatnonzero(enlarged & (window.site == site))
             rows = rows[lives.requested[rows] * 2 >= lives.requested[rows].max()]
@@ -71,16 +79,26 @@ class EarlyUpsampling(WasteRule[EnlargedFirst]):
             following = _next_made(window, rows[-1:])
             if place is None or not len(following) or not convolved[following[0]]:
                 continue
+            if lives.requested[following[0]] == lives.requested[rows[-1]]:
+                following = _next_made(window, following)  # the layer's own copy, in another order
+            if not len(following) or not convolved[following[0]]:
+                continue
             layer = window.module_name(int(following[0]))
             share = float(lives.requested[following[0]] / lives.requested[rows[-1]])
             if share > _MOST_LEFT or not _is_pointwise(window.programs, layer):
                 continue
             if not _goes_there_alone(place):
                 continue
-            gradients = (window.phase == Phase.BACKWARD) & ~window.has_owner
-            gradients &= np.isin(lives.requested, np.unique(lives.requested[rows]))
-            gradients &= window.module == window.module[following[0]]
-            every = np.union1d(rows, np.flatnonzero(gradients))
+            is_linear = not convolution[following[0]]
+            if is_linear and not calls_in(place.scope, *_ORDERING):
+                continue  # it is along the last dimension, which is of places
+            of_size = np.isin(lives.requested, np.unique(lives.requested[rows]))
+            of_size &= ~window.has_owner & (lives.alloc >= 0)
+            modules = window.module[[following[0], *([rows[-1]] if is_linear else [])]]
+            # The layer's own copies, and their gradients.
+            alike = of_size & np.isin(window.module, modules)
+            alike &= (window.phase == Phase.BACKWARD) | convolved
+            every = np.union1d(rows, np.flatnonzero(alike))
             there = every[window.at_peak[every]]
             nbytes = int(lives.size[there].sum())
             if window.share(nbytes) >= _LEAST_SHARE:
@@ -107,6 +125,13 @@ class EarlyUpsampling(WasteRule[EnlargedFirst]):
             f"{format_percent(match.share, 1.0)} of the channels. That computes the same."
         )
         yield Advice("upsample_last", why, case.site)
+
+
+def _is_of_layer(frame: Frame) -> bool:
+    """Whether a frame is of a convolution's computation, or of a linear layer's."""
+    name = _name_of(frame)
+    is_linear = name == "forward" and frame.filename.replace("\\", "/").endswith(_LINEAR)
+    return is_linear or name == _CONVOLUTION
 
 
 def _name_of(frame: Frame) -> str:
@@ -138,6 +163,8 @@ def _is_pointwise(programs: Sequence[Program], path: str) -> bool:
 
 
 def _has_one_place(value: ast.expr) -> bool:
+    if called_name(value) == "Linear":
+        return True
     if not isinstance(value, ast.Call) or called_name(value) not in _CONVOLUTIONS:
         return False
     size = keyword(value, "kernel_size") or next(iter(value.args[_KERNEL : _KERNEL + 1]), None)
@@ -162,13 +189,18 @@ def _goes_there_alone(place: Place) -> bool:
     if not names or not enlarging or statement.value is not enlarging[0]:  # type: ignore[attr-defined]
         return True  # within one expression, or a layer's own forward
     reads = [around for load, around in reads_of(place.scope, names[0]) if load.lineno > place.line]
-    calls = [
-        around[-1]
-        for around in reads
-        if isinstance(around[-1], ast.Call)
-        and any(isinstance(one, ast.Name) and one.id == names[0] for one in arguments(around[-1]))
-    ]
-    return len(reads) == 1 == len(calls)
+    return len(reads) == 1 and _is_argument(names[0], reads[0])
+
+
+def _is_argument(name: str, around: Sequence[ast.AST]) -> bool:
+    """Whether a read of a variable is an argument of a call, in whatever order of dimensions."""
+    for call in (node for node in reversed(around) if isinstance(node, ast.Call)):
+        if isinstance(call.func, ast.Attribute) and root_name(call.func) == name:
+            if call.func.attr not in (*_ORDERING, "contiguous"):
+                return False
+            continue
+        return any(root_name(one) == name for one in arguments(call))
+    return False
 
 
 RULE = EarlyUpsampling()
