@@ -73,6 +73,11 @@ def all_of_it():
     return series(lambda number, rows: slice(number % 8 * rows, (number % 8 + 1) * rows))
 
 
+def some_batches():
+    """Steps take less than all of it, each another part."""
+    return series(lambda number, rows: slice(number % 8 * 8, number % 8 * 8 + 8), count=1)
+
+
 def one_row():
     return series(lambda number, rows: slice(0, 1))
 
@@ -94,6 +99,12 @@ def test_data_that_is_converted_as_it_is_used_is_told_where_it_is_made(tmp_path)
     (found,) = of_rule(all_of_it, tmp_path / "run.json")
     assert found.site.code == "data = (data - data.mean(0)) / data.std(0)"
     assert found.bytes == FRAMES * WIDTH * 8
+
+
+def test_data_of_which_the_steps_take_a_part_is_given_up_as_well(tmp_path):
+    (found,) = of_rule(some_batches, tmp_path / "run.json")
+    assert found.site.code == "data = (data - data.mean(0)) / data.std(0)"
+    assert found.match.saving.bytes == found.bytes // 2
 
 
 def test_what_is_not_given_up_again_or_was_asked_for_is_meant(tmp_path):

@@ -9,6 +9,7 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.trace import SURVIVOR_AGE
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
 
@@ -16,6 +17,9 @@ __all__ = ["RULE"]
 
 _OUTSIDE, _PROMOTED = 0, 1
 """Of `records.DoubleResults.origin`: what the program asked for itself is meant."""
+_LEAST_TAKEN = 0.05
+"""Of the data: so much is converted, where steps take batches out of it. A few numbers that are
+made float32 say nothing of it."""
 _LARGE = 4
 """The line that is told made the first tensor of at least such a part of the largest's bytes."""
 
@@ -39,14 +43,19 @@ class DiscardedPrecisionRule(WasteRule[DiscardedPrecision]):
         """Results at the peak that are in double precision through NumPy's data alone.
 
         Only where it is given up: results of float32 are float32 again later, and of data that
-        came so as much is converted as is there.
+        came so as much is converted as is there, or as steps take out of it.
         """
         narrowed = sum(one.narrowed_bytes for one in window.doubles)
         if not narrowed or window.peak.event < 0:
             return
         of_promotion, of_data = _rows(window, _PROMOTED), _rows(window, _OUTSIDE)
         there = of_data[window.at_peak[of_data]]
-        is_given_up = int(window.lives.size[there].sum()) <= narrowed
+        lasting = window.freed_in[of_data] - window.made_in[of_data] >= SURVIVOR_AGE
+        is_taken = ~lasting & ~np.isin(window.made_in[of_data], window.made_in[of_data[lasting]])
+        taken_bytes = int(window.lives.size[of_data[is_taken]].sum())
+        there_bytes = int(window.lives.size[there].sum())
+        is_given_up = there_bytes <= narrowed
+        is_given_up |= taken_bytes <= narrowed >= _LEAST_TAKEN * there_bytes
         rows = np.union1d(of_promotion, of_data) if is_given_up else of_promotion
         at_peak = rows[window.at_peak[rows]]
         if not len(at_peak):
