@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from typing import NamedTuple
@@ -206,12 +206,19 @@ def graph_for_nothing(window: Window, modules: set[int], training_modules: set[i
     paths = window.owners.module.names
     around = common_module([paths[m] for m in modules])
     inside = {at for at, path in enumerate(paths) if f"{path}.".startswith(f"{around}.")}
-    near = modules if not around or inside & training_modules else inside
+    is_partly_trained = not around or bool(inside & training_modules)
     graph = (window.category == Category.ACTIVATION) & (window.freed_by == Phase.BACKWARD)
-    rows = np.flatnonzero(graph & np.isin(window.module, list(near)) & (window.made_in >= 0))
+    graph &= window.made_in >= 0
     first = _first_of(window, {paths[m] for m in training_modules if m})
-    begins = np.array([first.get(int(step), -1) for step in window.made_in[rows]], dtype=np.int64)
-    rows, begins = rows[begins >= 0], begins[begins >= 0]
+    if around and is_partly_trained:
+        # Of the same model, before its trained part: layers that are frozen, after what is not.
+        rows = np.flatnonzero(graph & np.isin(window.module, list(inside - training_modules)))
+        rows, begins = _with_begins(window, rows, first)
+        if len(rows) and _come_before(window, rows, begins):
+            return OwnGraph(rows, line_of_its_own(window, rows, training_modules))
+    near = modules if is_partly_trained else inside
+    rows = np.flatnonzero(graph & np.isin(window.module, list(near)))
+    rows, begins = _with_begins(window, rows, first)
     if len(rows) and _come_before(window, rows, begins):
         return OwnGraph(rows, line_of_its_own(window, rows, training_modules))
     own = _given_no_graph(window, rows, training_modules)
@@ -221,6 +228,12 @@ def graph_for_nothing(window: Window, modules: set[int], training_modules: set[i
     if called_at is not None:
         return OwnGraph(rows, called_at)
     return _pass_of_data(window, rows, training_modules)
+
+
+def _with_begins(window: Window, rows: Ints, first: Mapping[int, int]) -> tuple[Ints, Ints]:
+    """Rows of steps in which something is trained, and the event at which that begins in each."""
+    begins = np.array([first.get(int(step), -1) for step in window.made_in[rows]], dtype=np.int64)
+    return rows[begins >= 0], begins[begins >= 0]
 
 
 def _come_before(window: Window, rows: Ints, begins: Ints) -> bool:

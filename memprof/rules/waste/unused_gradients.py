@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,7 +105,7 @@ class UnusedGradients(WasteRule[UnreadGradients]):
             rows=np.concatenate([np.flatnonzero(mask), graph]),
             nbytes=window.bytes_of(at_peak),
             saving=window.replayed(without_graph(window, np.flatnonzero(mask | backward), graph)),
-            modules=_in_words(names),
+            modules=_in_words(names, [paths[m] for m in training_modules if m]),
             within_model=bool(_roots(names) & _roots([paths[m] for m in training_modules if m])),
             graph=int(window.lives.size[graph[window.at_peak[graph]]].sum()),
             called_at=own_graph.called_at,
@@ -329,9 +329,14 @@ def _forward_site(window: Window, modules: set[int], otherwise: int) -> int:
     return window.main_site(mask) if around and mask.any() else otherwise
 
 
-def _in_words(names: list[str]) -> str:
-    """``Net.encoder`` for all that lie below it; the first name where they share nothing."""
+def _in_words(names: list[str], trained: Sequence[str] = ()) -> str:
+    """``Net.encoder`` for all that lie below it; the first name where they share nothing.
+
+    Of one module around what is trained it is its own parameters, and not those of its parts.
+    """
     path = common_module(names)
+    if names == [path] and any(one.startswith(f"{path}.") for one in trained):
+        return f"the parameters that `{path}` has of its own"
     return f"`{path}`" if path else f"`{names[0]}` and {len(names) - 1} other modules"
 
 
