@@ -211,8 +211,10 @@ def _is_searched_later(finding: RuleFinding, examination: Examination) -> bool:
 def _is_worked_with_later(finding: RuleFinding, examination: Examination) -> bool:
     """Whether results are made first, then read whole by most of what a job does, and let go of.
 
-    As embeddings of a whole set are, that are compared with one another.
+    As embeddings of a whole set are, that are compared with one another; not what a graph keeps.
     """
+    if any(holder.through_graph for holder in finding.holders):
+        return False
     device = next((one for one in examination.devices if one.name == finding.device), None)
     allocs, number = finding.evidence.allocs, finding.evidence.window
     if device is None or number < 0 or not len(allocs):

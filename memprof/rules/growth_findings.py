@@ -54,6 +54,8 @@ Ints = npt.NDArray[np.int64]
 
 _OF_MODEL = (Category.PARAMETER, Category.BUFFER)
 _MOST_HOLDERS = 5
+_NEARLY_ALL = 0.9
+"""Of the bytes, that one line made: it is the one that is named, whoever made the rest."""
 _LEAST_CONFIDENCE = 0.3
 _BOUNDED_CONFIDENCE = 0.2
 """For a container that can hold so much and no more: it fills up."""
@@ -373,11 +375,16 @@ class _Leak:
         return runs if every == 1 else f"{runs} (every {every} times)"
 
     def _site(self) -> tuple[Frame, tuple[Frame, ...]]:
-        """The largest group's line; with no name for a holder, the line that all groups share."""
+        """The line of the largest group.
+
+        Where no holder has a name, and it is not nearly all that grows, the line that all share.
+        """
         tables = self.survival.tables
         stacks = [tables.stack(group.stack) for group in self.cluster.groups]
         has_name = self.cluster.holders and self.cluster.holders[0].is_named
-        shared = _shared_frame(stacks) if len(stacks) > 1 and not has_name else None
+        sizes = [int(self.survival.lives.size[one.rows].sum()) for one in self.cluster.groups]
+        is_of_one = sizes[0] >= _NEARLY_ALL * sum(sizes)
+        shared = _shared_frame(stacks) if not (is_of_one or has_name) else None
         if shared is not None:
             return shared, stacks[0]
         places = sites(tables)

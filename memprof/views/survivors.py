@@ -31,6 +31,8 @@ Bools = npt.NDArray[np.bool_]
 
 OUTLIVED = 1 << 40
 """The place in which something was freed that was alive when the recording ended."""
+_LITTLE = 0.01
+"""Of what is given back at the end: so much may be made after it."""
 _MOST_STEPS = 1 << 24
 """Of a window: more than that were not made, and a number in the file is damaged."""
 
@@ -234,10 +236,23 @@ def _annotated_steps(device: DeviceExamination, window: Window) -> tuple[Ints, I
     return np.arange(len(ends), dtype=np.int64), np.maximum.accumulate(place)
 
 
+def _last_alloc(window: Window, steps: Ints, step_of: Ints, given_back: int) -> int:
+    """The last event that makes something, but for what is small beside the bytes ``given_back``.
+
+    Of the last step: a program may print a mean of what a function has returned.
+    """
+    events = window.trace.events
+    allocs = np.flatnonzero(events.action == Action.ALLOC)
+    last = int(steps[-1]) if len(steps) else 0
+    following = np.cumsum(events.size[allocs][::-1])[::-1]
+    counts = (following > _LITTLE * given_back) | (step_of[allocs] < last)
+    return int(allocs[counts][-1]) if counts.any() else -1
+
+
 def _lives(
     window: Window, steps: Ints, step_of: Ints, first: int, *, is_last: bool
 ) -> StepLifetimes:
-    """The lives of a window by step; in the last one what no allocation follows ends with it."""
+    """The lives of a window by step; in the last one what little follows ends with it."""
     lives, trace, index = window.lives, window.trace, window.number
     in_window = lives.alloc >= 0
     birth_places = np.full(len(lives), NOT_RECORDED, dtype=np.int64)
@@ -246,9 +261,10 @@ def _lives(
     has_end = lives.free < len(trace.events)
     death_places[has_end] = first + np.searchsorted(steps, step_of[lives.free[has_end]])
     if is_last:  # the last step may end only as the program does, when its functions have returned
-        allocs = np.flatnonzero(trace.events.action == Action.ALLOC)
-        last = int(allocs[-1]) if len(allocs) else -1
-        older = (lives.free > last) & (death_places - birth_places > SURVIVOR_AGE)
+        survives = death_places - birth_places > SURVIVOR_AGE
+        in_last = survives & has_end & (death_places >= first + len(steps) - 1)
+        last = _last_alloc(window, steps, step_of, int(lives.size[in_last].sum()))
+        older = (lives.free > last) & survives
         at_end = older & has_end
         if 2 * lives.size[at_end].sum() > lives.size[older & in_window].sum():
             death_places[at_end] = first + len(steps)

@@ -186,17 +186,20 @@ def test_a_snapshot_with_profiler_steps_shows_leaks_too():
     assert [(f.bytes_per_step, f.site.line) for f in found] == [(512.0, 7)]
 
 
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_what_is_freed_after_the_last_allocation_was_there_to_the_end(goes_on, tmp_path):
-    """The last step ended with the program: its functions had returned by then."""
+@pytest.mark.parametrize(("more_bytes", "goes_on"), [(0, False), (512, False), (8192, True)])
+def test_what_is_freed_where_little_follows_was_there_to_the_end(more_bytes, goes_on, tmp_path):
+    """The last step ended with the program: its functions had returned by then.
+
+    A number that is computed of the result, to be printed, is no further step.
+    """
     trace = TraceBuilder(device="cpu")
     for step in range(30):
         trace.label(step=step)
         trace.alloc(4096, f"t{step}", stack=(LINE,))
     for step in range(29):
         trace.free(f"t{step}")
-    if goes_on:
-        trace.alloc(512, "more", stack=(LINE,))
+    if more_bytes:
+        trace.alloc(more_bytes, "more", stack=(LINE,))
     numbers = list(range(30))
     steps = StepColumns(first=numbers, last=numbers, window=[0] * 30)
     run = load(write_run(tmp_path / "run.json", trace.build(), steps=steps))

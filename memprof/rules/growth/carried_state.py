@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from memprof.reference_chain import CYCLES, LinkKind, is_bounded, largest_container
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
@@ -20,11 +22,14 @@ from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import growing, is_moving_average, read_by_itself
 from memprof.source_code.patch import diff, wrapped
 from memprof.source_code.program import FUNCTIONS, Place, bound_names, calls_in, own_calls
+from memprof.source_code.torch_modes import without_gradients
 from memprof.source_code.values import has_no_graph, is_fresh_tensor
 from memprof.source_code.verbs import JOINING
 
 __all__ = ["RULE"]
 
+_LEAST_SAVED = 5
+"""Tensors of each pass through a recurrent layer: fewer may be what it returns."""
 _OF_STEPS = ("backward", "step")
 """Methods that a loop over the steps calls, once in each."""
 _CUTTING = frozenset({"detach", "item", "tolist", "numpy"})
@@ -50,7 +55,7 @@ class CarriedState(GrowthRule[StateUpdate]):
 
     def match(self, case: Case) -> StateUpdate | None:
         """A name that a call makes from itself, where the graph hangs on no container."""
-        if not case.graph:
+        if not (case.graph or _is_pass_without_holder(case)):
             return None
         in_container = of_many_steps(case) or (case.direct and LinkKind.ITEM in case.links)
         if in_container and not _falls_out(case):
@@ -82,6 +87,22 @@ class CarriedState(GrowthRule[StateUpdate]):
             cause.place,
             patch=patch,
         )
+
+
+def _is_pass_without_holder(case: Case) -> bool:
+    """Whether nobody was seen to hold what passes through a module saved, with gradients on.
+
+    As in a job that ended before it was searched.
+    """
+    finding, window = case.finding, case.window
+    if finding.holders or window is None or case.site is None:
+        return False
+    rows = np.flatnonzero(np.isin(window.lives.alloc, finding.evidence.allocs))
+    rows = rows[window.module[rows] > 0]
+    steps = len(np.unique(window.made_in[rows]))
+    if len(rows) < _LEAST_SAVED * max(steps, 1):  # as many may be results
+        return False
+    return not without_gradients(finding.stack)
 
 
 def _is_of_other_function(place: Place, name: str, case: Case) -> bool:
