@@ -470,7 +470,10 @@ def _ever_larger(
     stack = _most(lives.stack[rows])
     holders = holders_of.get(stack, ())
     by_hooks = not one_each and _is_hooked(holders) and rise(count) is not None
-    if not one_each and not by_hooks and (np.diff(settled) > 0).mean() < _NEARLY_ALL:
+    changes = np.diff(settled)
+    changes = changes[changes != 0]  # it may be copied now and then
+    rises = len(changes) >= _LEAST_BIRTHS and (changes > 0).mean() >= _NEARLY_ALL
+    if not (one_each or by_hooks or rises):
         return None
     if (np.diff(floor(amount)[WARM_UP:]) > 0).sum() < _LEAST_BIRTHS:
         return None

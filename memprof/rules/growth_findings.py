@@ -294,9 +294,13 @@ class _Leak:
             return False
         if any(_is_registry(one) for one in self.cluster.holders[:1]):
             return False
-        links = (link.kind for one in self.cluster.holders[:1] for link in one.links)
-        has_parameters = (self.survival.lives.category[rows] == Category.PARAMETER).any()
-        return bool(has_parameters) or LinkKind.PARAMETER in links
+        links = {link.kind for one in self.cluster.holders[:1] for link in one.links}
+        category, size = self.survival.lives.category[rows], self.survival.lives.size[rows]
+        has_parameters = (category == Category.PARAMETER).any()
+        # Layers whose weights were packed have buffers alone.
+        is_of_buffers = 2 * size[category == Category.BUFFER].sum() > size.sum()
+        is_held = not links.isdisjoint((LinkKind.PARAMETER, LinkKind.BUFFER))
+        return bool(has_parameters or is_of_buffers) or is_held
 
     def _models_by_count(self, rows: Ints) -> float:
         """How many there are by now, if counted bytes have risen since as they did with those.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -10,10 +12,12 @@ from memprof.sources.loop.thread_state import ThreadPosition
 from memprof.sources.protocol import Interner
 from memprof.trace import EMPTY
 
-__all__ = ["DEPTH", "StackCapture", "is_own"]
+__all__ = ["StackCapture", "is_own", "recorded_frames"]
 
-DEPTH = 64
+_DEPTH = 64
 """Frames of a stack that are recorded, the innermost first."""
+_MOST_ALIKE = 2
+"""Of those at one line of a stack that is deeper: what calls itself says no more each time."""
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 _HIDDEN = (_PACKAGE + "/", _PACKAGE + "\\")
 
@@ -21,6 +25,23 @@ _HIDDEN = (_PACKAGE + "/", _PACKAGE + "\\")
 def is_own(filename: str) -> bool:
     """Whether a file is memprof's: its frames are no part of the program's stacks."""
     return filename.startswith(_HIDDEN)
+
+
+def recorded_frames(rows: Sequence[int]) -> tuple[int, ...]:
+    """The rows of frames that are recorded of a stack, the innermost first.
+
+    Where it is too deep, `copy.deepcopy` of a deep structure for one, functions that call
+    themselves are in it twice, so that the program's lines further out are not cut off.
+    """
+    if len(rows) <= _DEPTH:
+        return tuple(rows)
+    times: Counter[int] = Counter()
+    shorter: list[int] = []
+    for row in rows:
+        times[row] += 1
+        if times[row] <= _MOST_ALIKE:
+            shorter.append(row)
+    return tuple(shorter[:_DEPTH])
 
 
 class StackCapture:
@@ -68,7 +89,7 @@ class StackCapture:
                 rows.append(row)
             frame = frame.f_back
         members = (*rows, *self._members[outer])
-        row = self._interner.stack(members[:DEPTH])
+        row = self._interner.stack(recorded_frames(members))
         self._members.setdefault(row, members)
         return row
 

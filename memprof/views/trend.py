@@ -33,6 +33,8 @@ Floats = npt.NDArray[np.float64]
 _FEWEST_STEPS = 5
 """Step ends below which there is no trend."""
 _LEAST_RISES = 4
+_OFTEN = 16
+"""Rises of which a quarter of the time has some."""
 _LATE_RISES = 8
 """Rises that are needed where they begin in the second half only."""
 _MANY_RISES = 6
@@ -53,7 +55,7 @@ _LEAST_RISE = 0.1
 """Of the level at first: what changes less is noise."""
 _TAIL = 20
 """One in so many of the values comes last, and two at least."""
-_LATER_HALF, _LAST_QUARTER = 0.25, 0.08
+_LATER_HALF, _LAST_QUARTER = 0.25, 0.12
 """Of the rise: what goes on as it began has half of it, and a quarter."""
 _POINTS_OF_NOISE = 256
 _FEWEST_READINGS = 12
@@ -115,7 +117,17 @@ def rise(series: Ints, weights: Ints | None = None, first: int = WARM_UP) -> Ris
     steady = not was_reset and _never_falls(series)
     if not _keeps_rising(places, end, steady=steady):
         return None
-    return _measure(places, floor(amounts), first, end)
+    least = floor(amounts)
+    if len(places) >= _OFTEN and _levels_off(least, int(places[0]) - 1):
+        return None
+    return _measure(places, least, first, end)
+
+
+def _levels_off(least: Ints, low: int) -> bool:
+    """Whether little of what a floor rises by comes in the last quarter: of few keys, say."""
+    high = len(least) - 1
+    late = least[low + (high - low) * 3 // 4]
+    return bool(least[high] - late < _LAST_QUARTER * (least[high] - least[low]))
 
 
 def rises_throughout(least: Ints, low: int) -> bool:

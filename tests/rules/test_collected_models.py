@@ -9,6 +9,7 @@ from torch import nn
 from memprof.loading import load
 from memprof.records import Finding, Holder, StepColumns
 from memprof.reference_chain import Link, LinkKind
+from memprof.rules.finding import Kind
 from memprof.rules.ranked_findings import findings
 from memprof.rules.unexplained_growth import unexplained_growth
 from memprof.testing import TraceBuilder
@@ -269,3 +270,28 @@ def test_a_few_models_that_are_all_called_explain_what_rises(use, explained, tmp
     assert findings_of(grown(use, every=8), tmp_path / "run.json", steps=44) == ()
     examination = examine(load(tmp_path / "run.json"))
     assert (unexplained_growth(examination, ()) is None) is explained
+
+
+class Packed(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.register_buffer("weight", (layer.weight.detach() * 8).to(torch.int8))
+
+
+def packs_its_layers():
+    """Each of five layers is packed when it has been worked at for some steps."""
+    layers = nn.Sequential(*(nn.Linear(WIDE, WIDE) for _ in range(5)))
+    packed = nn.ModuleList()
+
+    def step(number):
+        layers[number // 16](torch.randn(8, WIDE)).square().mean().backward()
+        layers.zero_grad()
+        if number % 16 == 15:
+            packed.append(Packed(layers[number // 16]))
+
+    return step
+
+
+def test_the_buffers_of_five_layers_are_no_growth(tmp_path):
+    found = findings_of(packs_its_layers, tmp_path / "run.json", steps=80)
+    assert [one.title for one in found if one.kind is Kind.LEAK] == []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 
 import pytest
 import torch
+from torch import nn
 
 from tests.rules.recorded import findings_of, names
 
@@ -58,6 +60,37 @@ def fires_by_pairs():
         job["rows"] = (torch.zeros(WIDTH, WIDTH), job["rows"])
 
     return step
+
+
+class Student(nn.Module):
+    """A copy of it is its teacher: of the teacher, and of that one's, as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        object.__setattr__(self, "teacher", None)
+
+    def promote(self):
+        object.__setattr__(self, "teacher", copy.deepcopy(self))
+
+
+def fires_by_copies():
+    student = Student()
+
+    def step(number):
+        if number % 4 == 0:
+            student.promote()
+
+    return step
+
+
+def test_copies_that_are_made_now_and_then_of_all_before_are_named(tmp_path):
+    found = findings_of(fires_by_copies, tmp_path / "run.json", steps=100)[0]
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("linked-objects", "del_ref")
+    assert found.site.code == 'object.__setattr__(self, "teacher", copy.deepcopy(self))'
+    assert "by `teacher`" in first.why
+    assert found.bytes_per_step == pytest.approx((WIDTH + 1) * WIDTH * 4 / 4, rel=0.1)
 
 
 def looks_alike():

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="needs torch")
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from memprof.sources.stacks import StackCapture  # noqa: E402
+from memprof.sources.stacks import StackCapture, recorded_frames  # noqa: E402
 from memprof.trace import Phase  # noqa: E402
 from tests.sources.recording import CpuRecording  # noqa: E402
 
@@ -143,3 +143,10 @@ def test_stacks_are_whole_after_a_step_that_failed(checked):
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
     assert checked.wrong == []
+
+
+def test_a_deep_stack_keeps_what_lies_beyond_a_function_that_calls_itself():
+    recursion = [1, 2, 3] * 40
+    assert recorded_frames([9, *recursion, 4, 5]) == (9, 1, 2, 3, 1, 2, 3, 4, 5)
+    assert recorded_frames([1, 2, 3] * 20) == (1, 2, 3) * 20
+    assert recorded_frames(range(100)) == tuple(range(64))

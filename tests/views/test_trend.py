@@ -41,6 +41,13 @@ def test_a_staircase_of_four_has_stopped():
     assert rise(np.minimum(np.arange(40) // 3, 4)) is None
 
 
+def test_a_cache_that_few_keys_are_missing_in_levels_off():
+    """Each step asks for keys by chance: the last ones come rarely."""
+    asked = 1 - (15 / 16) ** np.arange(64)
+    assert rise(np.round(400 * asked).astype(np.int64)) is None
+    assert rise(np.round(400 * asked).astype(np.int64)[:24]) is not None
+
+
 def test_a_saw_tooth_does_not_rise():
     assert rise(np.arange(60) % 9) is None
 

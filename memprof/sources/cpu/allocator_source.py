@@ -29,7 +29,7 @@ from memprof.sources.loop.main_thread import MainThread
 from memprof.sources.native_rows import ROW, RowAlarm, RowLabels, Rows
 from memprof.sources.owners.live_blocks import LiveBlocks, LivingBlocks
 from memprof.sources.protocol import Chunk, Counters, Interner
-from memprof.sources.stacks import DEPTH, is_own
+from memprof.sources.stacks import is_own, recorded_frames
 from memprof.sources.tensor_addresses import PlaceOf, place_of
 from memprof.trace import (
     EMPTY,
@@ -372,7 +372,7 @@ class _StackRows:
 
     def _row(self, frames: Sequence[tuple[CodeType, int]]) -> int:
         rows = [self._frame(*frame) for frame in frames if not is_own(frame[0].co_filename)]
-        return self._interner.stack(tuple(rows[:DEPTH]))
+        return self._interner.stack(recorded_frames(rows))
 
     def _frame(self, code: CodeType, line: int) -> int:
         row = self._frames.get((code, line))

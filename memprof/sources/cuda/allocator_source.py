@@ -21,7 +21,7 @@ from memprof.sources.loop.thread_state import NO_TASK
 from memprof.sources.native_rows import ROW, RowAlarm, RowLabels, Rows
 from memprof.sources.owners.live_blocks import LivingBlocks
 from memprof.sources.protocol import Chunk, Interner
-from memprof.sources.stacks import DEPTH, is_own
+from memprof.sources.stacks import is_own, recorded_frames
 from memprof.sources.tensor_addresses import PlaceOf, place_of
 from memprof.trace import EMPTY, Action, Events, State
 
@@ -236,4 +236,4 @@ class _Tables:
         if self._machinery.issuperset(frames):
             return EMPTY  # of a thread of autograd's
         rows = [self._frames[frame] for frame in frames]
-        return self._interner.stack(tuple(row for row in rows if row >= 0)[:DEPTH])
+        return self._interner.stack(recorded_frames([row for row in rows if row >= 0]))

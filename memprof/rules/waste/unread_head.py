@@ -1,0 +1,148 @@
+"""unread-head: a model's head computes scores, and only the states before it are read."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.rules.case import Case
+from memprof.rules.forward_passes import runs_within
+from memprof.rules.large_tensor import large_tensor
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.program import Place, Program, assigned, calls_in
+from memprof.units import format_bytes
+from memprof.views.window import Ints, Window
+
+__all__ = ["RULE"]
+
+_STATES = frozenset(("decoder_hidden_states", "encoder_last_hidden_state", "hidden_states"))
+"""Fields of what models of transformers with a head return that are made before it."""
+_SCORES = frozenset(("logits", "prediction_logits", "seq_relationship_logits", "loss"))
+"""And those that the head fills, by itself or for a loss."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnreadHead(Match):
+    """The head, and the states that are read."""
+
+    head: str = ""
+    """The path of the module that computes the scores."""
+    field: str = ""
+
+
+class UnreadHeadRule(WasteRule[UnreadHead]):
+    """`AutoModelForMaskedLM…(**batch, output_hidden_states=True).hidden_states[-1]`."""
+
+    name = "unread-head"
+    summary = "a model's head computes scores, and only the states before it are read"
+    fixes = ("drop_outputs",)
+
+    def matches(self, window: Window) -> Iterator[UnreadHead]:
+        """The large tensor of the peak, if a library makes it in a head that nothing reads."""
+        large = large_tensor(window)
+        if large is None or large.place is None or not _is_of_library(window, large.row):
+            return
+        field = _states_read(large.place)
+        if not field or any(map(_names_scores, window.programs)):
+            return
+        head = _head(window, large.row)
+        if not head:
+            return
+        names = window.owners.module.names
+        inside = np.array([f"{name}.".startswith(f"{head}.") for name in names], dtype=bool)
+        made = inside[window.module] & ~window.has_owner & (window.lives.alloc >= 0)
+        rows = np.flatnonzero(made & window.at_peak)
+        yield UnreadHead(
+            row=large.row,
+            rows=rows,
+            nbytes=int(window.lives.size[rows].sum()),
+            saving=window.replayed(window.whole(np.flatnonzero(made))),
+            head=head,
+            field=field,
+        )
+
+    def title(self, match: UnreadHead) -> str:
+        """Say what makes them."""
+        return f"are made by the head `{match.head}`, of which nothing is read"
+
+    def advice(self, match: UnreadHead, case: Case) -> Iterator[Advice]:
+        """Call the model without its head."""
+        yield Advice(
+            "drop_outputs",
+            f"All that is read of the model's output is `{match.field}`, which is there before its "
+            f"head makes {format_bytes(match.nbytes)} of scores: call the model without it, whose "
+            "`last_hidden_state` is the last of them.",
+            case.site,
+            typed="states = model.base_model(**inputs).last_hidden_state",
+        )
+
+
+def _is_of_library(window: Window, row: int) -> bool:
+    """Whether the innermost line that is not torch's is a library's."""
+    kinds = (frame_kind(frame.filename) for frame in window.stack(row))
+    return next((kind for kind in kinds if kind is not FrameKind.TORCH), None) is FrameKind.LIBRARY
+
+
+def _states_read(place: Place) -> str:
+    """The one field of a call's result that its function reads, if states are; else empty."""
+    fields = {
+        node.attr if isinstance(node, ast.Attribute) else str(_key(node))
+        for node in _reads_of_result(place)
+    }
+    return fields.pop() if len(fields) == 1 and fields <= _STATES else ""
+
+
+def _reads_of_result(place: Place) -> Iterator[ast.AST]:
+    """What reads the result of a statement's call, or the name that this binds to it."""
+    calls = {id(call) for call in calls_in(place.statement)}
+    bound = {
+        target.id
+        for target, value in assigned(place.statement)
+        if isinstance(target, ast.Name) and id(value) in calls
+    }
+    parents = {
+        id(child): node for node in ast.walk(place.scope) for child in ast.iter_child_nodes(node)
+    }
+    if not bound:
+        for call in calls_in(place.statement):
+            parent = parents[id(call)]
+            if isinstance(parent, (ast.Attribute, ast.Subscript)) and parent.value is call:
+                yield parent
+        return
+    for node in ast.walk(place.scope):
+        if isinstance(node, ast.Name) and node.id in bound and isinstance(node.ctx, ast.Load):
+            yield parents[id(node)]
+
+
+def _key(node: ast.AST) -> object:
+    index = node.slice if isinstance(node, ast.Subscript) else None
+    return index.value if isinstance(index, ast.Constant) else None
+
+
+def _names_scores(program: Program) -> bool:
+    """Whether a program reads a field that a head fills."""
+    return any(
+        (isinstance(node, ast.Attribute) and node.attr in _SCORES) or _key(node) in _SCORES
+        for node in program.nodes
+    )
+
+
+def _head(window: Window, row: int) -> str:
+    """The part of a model, right below it, that makes a tensor, if each pass ends in it."""
+    path = window.module_name(row).split(".")
+    if len(path) < 2:
+        return ""
+    head = ".".join(path[:2])
+    labels = [label.module for label in window.trace.tables.labels]
+    in_model = np.array([f"{name}.".startswith(f"{path[0]}.") for name in labels], dtype=bool)
+    in_head = np.array([f"{name}.".startswith(f"{head}.") for name in labels], dtype=bool)
+    ends: Ints = np.array([last for _, last, _ in runs_within(window, in_model)], dtype=np.int64)
+    of_ends = in_head[window.trace.events.label[ends]] if len(ends) else np.zeros(0, dtype=bool)
+    return head if len(of_ends) and bool(of_ends.all()) else ""
+
+
+RULE = UnreadHeadRule()
