@@ -58,6 +58,7 @@ __all__ = [
     "keyword",
     "last_name",
     "memoizer",
+    "merged_entries",
     "optimizers_made",
     "read_by_itself",
     "reads_name",
@@ -184,7 +185,10 @@ def _container(receiver: ast.expr) -> ast.expr:
 
 
 def _rebuilt(statement: ast.stmt) -> Filling | None:
-    """``kept += [x]``, ``kept = kept + [x]`` and ``kept = [*kept, x]``."""
+    """``kept += [x]``, ``kept = kept + [x]`` and ``kept = [*kept, x]``; a dict merged with more."""
+    container, entries = merged_entries(statement)
+    if entries:
+        return Filling(container, tuple(value for _, value in entries), keyed=True)
     if isinstance(statement, ast.AugAssign) and (items := _items(statement.value)):
         return Filling(ast.unparse(statement.target), items, keyed=False)
     if not isinstance(statement, ast.Assign):
@@ -200,6 +204,48 @@ def _rebuilt(statement: ast.stmt) -> Filling | None:
         items = tuple(one for one in value.elts if not isinstance(one, ast.Starred)) if own else ()
         container = own[0] if own else ""
     return Filling(container, items, keyed=False) if items else None
+
+
+def merged_entries(statement: ast.stmt) -> tuple[str, list[tuple[ast.expr, ast.expr]]]:
+    """The dict that a statement makes anew with more in it, and what that is: keys with values.
+
+    ``kept = {**kept, name: x}``, ``kept = dict(kept, name=x)``, ``kept = kept | {name: x}`` and
+    ``kept |= {name: x}``; no name and nothing for other statements. The keys and values of a
+    comprehension are those of one round.
+    """
+    if isinstance(statement, ast.AugAssign):
+        is_merge = isinstance(statement.op, ast.BitOr)
+        entries = list(_written_entries(statement.value)) if is_merge else []
+        return (ast.unparse(statement.target), entries) if entries else ("", [])
+    if not isinstance(statement, ast.Assign):
+        return "", []
+    value, parts = statement.value, list[ast.expr]()
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.BitOr):
+        parts = [value.left, value.right]
+    elif isinstance(value, ast.Dict):
+        parts = [one for key, one in zip(value.keys, value.values, strict=True) if key is None]
+    elif isinstance(value, ast.Call) and called_name(value) == "dict":
+        parts = value.args[:1]
+    texts = {ast.unparse(target) for target in bound_names(statement)}
+    container = next((text for part in parts if (text := ast.unparse(part)) in texts), "")
+    entries = [*_written_entries(value)] if container else []
+    if isinstance(value, ast.BinOp):
+        entries = [entry for part in parts for entry in _written_entries(part)]
+    return (container, entries) if container and entries else ("", [])
+
+
+def _written_entries(value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """The keys and values that a dict is written with, those of the dicts that it unpacks, too."""
+    if isinstance(value, ast.DictComp):
+        yield value.key, value.value
+    elif isinstance(value, ast.Dict):
+        for key, one in zip(value.keys, value.values, strict=True):
+            yield from _written_entries(one) if key is None else ((key, one),)
+    elif isinstance(value, ast.Call) and called_name(value) == "dict":
+        for keyword in value.keywords:
+            name = ast.Constant(keyword.arg)
+            given = _written_entries(keyword.value)
+            yield from given if keyword.arg is None else ((name, keyword.value),)
 
 
 def _items(value: ast.expr) -> tuple[ast.expr, ...]:

@@ -13,6 +13,7 @@ from memprof.rules.graph_lines import behind_calls
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import (
     accumulation,
+    growing,
     is_autograd_function,
     read_by_itself,
     reads_name,
@@ -59,6 +60,8 @@ class AssignedHistory(GrowthRule[Assigned]):
             names = [t for t in bound_names(statement) if isinstance(t, ast.Attribute)]
             if not names or accumulation(place) is not None or is_autograd_function(place):
                 continue
+            if growing(place) is not None:
+                continue  # ``self.rows = [*self.rows, out]`` fills a container
             if not any(read_by_itself(place)) and not is_new_tensor(statement.value):
                 return Assigned(place, ast.unparse(names[0]), statement.value)
         return None
