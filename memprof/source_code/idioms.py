@@ -63,6 +63,7 @@ __all__ = [
     "read_by_itself",
     "reads_name",
     "without_casts",
+    "written_entries",
 ]
 
 CASTING = frozenset((*CONVERTING, "bfloat16", "half", "type_as"))
@@ -215,7 +216,7 @@ def merged_entries(statement: ast.stmt) -> tuple[str, list[tuple[ast.expr, ast.e
     """
     if isinstance(statement, ast.AugAssign):
         is_merge = isinstance(statement.op, ast.BitOr)
-        entries = list(_written_entries(statement.value)) if is_merge else []
+        entries = list(written_entries(statement.value)) if is_merge else []
         return (ast.unparse(statement.target), entries) if entries else ("", [])
     if not isinstance(statement, ast.Assign):
         return "", []
@@ -228,23 +229,23 @@ def merged_entries(statement: ast.stmt) -> tuple[str, list[tuple[ast.expr, ast.e
         parts = value.args[:1]
     texts = {ast.unparse(target) for target in bound_names(statement)}
     container = next((text for part in parts if (text := ast.unparse(part)) in texts), "")
-    entries = [*_written_entries(value)] if container else []
+    entries = [*written_entries(value)] if container else []
     if isinstance(value, ast.BinOp):
-        entries = [entry for part in parts for entry in _written_entries(part)]
+        entries = [entry for part in parts for entry in written_entries(part)]
     return (container, entries) if container and entries else ("", [])
 
 
-def _written_entries(value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+def written_entries(value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
     """The keys and values that a dict is written with, those of the dicts that it unpacks, too."""
     if isinstance(value, ast.DictComp):
         yield value.key, value.value
     elif isinstance(value, ast.Dict):
         for key, one in zip(value.keys, value.values, strict=True):
-            yield from _written_entries(one) if key is None else ((key, one),)
+            yield from written_entries(one) if key is None else ((key, one),)
     elif isinstance(value, ast.Call) and called_name(value) == "dict":
         for keyword in value.keywords:
             name = ast.Constant(keyword.arg)
-            given = _written_entries(keyword.value)
+            given = written_entries(keyword.value)
             yield from given if keyword.arg is None else ((name, keyword.value),)
 
 
