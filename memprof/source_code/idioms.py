@@ -19,6 +19,7 @@ from memprof.source_code.program import (
     called_name,
     calls_in,
     own_calls,
+    root_name,
 )
 from memprof.source_code.scopes import COMPREHENSIONS, qualified_name
 from memprof.source_code.verbs import (
@@ -50,6 +51,7 @@ __all__ = [
     "filling",
     "growing",
     "grown_by_concatenation",
+    "grown_into_new",
     "is_autograd_function",
     "is_cut_off",
     "is_moving_average",
@@ -69,6 +71,13 @@ __all__ = [
 CASTING = frozenset((*CONVERTING, "bfloat16", "half", "type_as"))
 """Methods that give a tensor another type."""
 
+_OF_A_SHAPE = frozenset(
+    (
+        *("empty", "full", "new_empty", "new_full", "new_ones", "new_zeros", "ones", "zeros"),
+        "empty_strided",
+    )
+)
+"""Functions of torch, and methods of its tensors, that make one of a shape that they are told."""
 _FROM_JSON = "json.loads"
 _OPTIMIZERS = frozenset(
     (
@@ -336,6 +345,36 @@ def grown_by_concatenation(place: Place | None) -> str:
     if place is None:
         return ""
     return enlarged_copy(place.statement) or _enlarged_through_name(place)
+
+
+def grown_into_new(place: Place) -> str:
+    """``x`` where a statement makes a tensor that ``x`` is copied into, and that is ``x`` then.
+
+    ``longer = x.new_empty(…)``, then ``longer[:n] = x`` and ``x = longer``; else empty.
+    """
+    names = {target.id for target in bound_names(place.statement) if isinstance(target, ast.Name)}
+    if not names or not own_calls(place.statement, *_OF_A_SHAPE):
+        return ""
+    copied = {
+        ast.unparse(value)
+        for node in ast.walk(place.scope)
+        for target, value in _copies(node)
+        if isinstance(target, ast.Subscript) and root_name(target) in names
+    }
+    for node in ast.walk(place.scope) if copied else ():
+        for target, value in assigned(node):
+            if isinstance(value, ast.Name) and value.id in names and ast.unparse(target) in copied:
+                return ast.unparse(target)
+    return ""
+
+
+def _copies(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """What a node copies values into, and the values: ``y[:n] = x`` and ``y[:n].copy_(x)``."""
+    if isinstance(node, ast.Assign):
+        yield from ((target, node.value) for target in bound_names(node))
+    is_copy = isinstance(node, ast.Call) and called_name(node) == "copy_"
+    if is_copy and isinstance(node.func, ast.Attribute):  # type: ignore[attr-defined]
+        yield from ((node.func.value, one) for one in node.args[:1])  # type: ignore[attr-defined]
 
 
 def _enlarged_through_name(place: Place) -> str:

@@ -12,6 +12,7 @@ from memprof.source_code.idioms import (
     copies_collection,
     enlarged_copy,
     growing,
+    grown_into_new,
     is_cut_off,
     is_partly_cut,
     joins_tensors,
@@ -230,3 +231,18 @@ def test_what_joins_tensors(text, joins, place_in):
 )
 def test_what_copies_all_of_a_collection(text, line, copies, place_in):
     assert copies_collection(place_in(text, line)) is copies
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("y = x.new_empty(n + m)\ny[:n] = x\ny[n:] = z\nx = y\n", "x"),
+        ("y = torch.empty(n + m)\ny[:n].copy_(a['x'])\na['x'] = y\n", "a['x']"),
+        ("y = torch.zeros(n + m)\ny[:n] = self.x\nself.x = y\n", "self.x"),
+        ("y = torch.empty(n)\ny[:n] = x\nz = y\n", ""),
+        ("y = torch.empty_like(x)\ny[:] = x\nx = y\n", ""),
+        ("y = torch.empty(n)\ny[:n] = z\nx = y\n", ""),
+    ],
+)
+def test_a_tensor_is_copied_into_a_longer_one_that_takes_its_place(text, name, place_in):
+    assert grown_into_new(place_in(text)) == name
