@@ -296,11 +296,18 @@ def _keeps_own_key(place: object, value: object) -> bool:
         one = waiting.popleft()
         if one is referent:
             return True
-        for below in gc.get_referents(one) if not issubclass(type(one), _OF_PROGRAMS) else ():
+        for below in _referents(one):
             if id(below) not in known and len(known) < _MOST_BELOW:
                 known.add(id(below))
                 waiting.append(below)
     return False
+
+
+def _referents(one: object) -> list[object]:
+    """Return what an object refers to; of a function what it closes over and its defaults alone."""
+    if type(one) is types.FunctionType:
+        return [one.__closure__, one.__defaults__, one.__kwdefaults__]
+    return gc.get_referents(one) if not issubclass(type(one), _OF_PROGRAMS) else []
 
 
 def _items(owner: object) -> Iterator[tuple[object, LinkKind, object]]:

@@ -19,7 +19,14 @@ from memprof.reference_chain import (
     linked_at,
 )
 from memprof.rules.case import Case
-from memprof.source_code.idioms import Filling, checks_for_key, filling, growing, last_name
+from memprof.source_code.idioms import (
+    Filling,
+    checks_for_key,
+    filling,
+    growing,
+    last_name,
+    merged_entries,
+)
 from memprof.source_code.length_guards import is_kept_to_length, replaces_items
 from memprof.source_code.program import (
     FUNCTIONS,
@@ -259,8 +266,12 @@ def is_cache(container: FilledContainer) -> bool:
 def has_fixed_keys(container: FilledContainer) -> bool:
     """Whether the statement puts something under a key that it writes out: that never grows.
 
-    ``self.cache["factor"] = factor``: then there are ever more objects that have such a dict.
+    ``self.cache["factor"] = factor``: then there are ever more objects that have such a dict. Also
+    where the dict is made anew with it: ``cache = {**cache, "factor": factor}``.
     """
+    _, entries = merged_entries(container.place.statement)
+    if entries:
+        return all(isinstance(key, ast.Constant) for key, _ in entries)
     for target in bound_names(container.place.statement):
         if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
             name = ast.unparse(target.value)

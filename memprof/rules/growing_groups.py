@@ -20,7 +20,7 @@ from memprof.records import Holder
 from memprof.reference_chain import Link, LinkKind, largest_container
 from memprof.rules.ended_loops import loop_is_over, training_is_over
 from memprof.source_code.frame_kind import FrameKind, frame_kind, is_copy_module
-from memprof.source_code.idioms import copies_collection, joins_tensors
+from memprof.source_code.idioms import copies_collection, grown_into_new, joins_tensors
 from memprof.source_code.program import Place, place_of, source_of
 from memprof.trace import EMPTY, SURVIVOR_AGE, Category, Frame, Tables
 from memprof.views.sites import sites
@@ -662,13 +662,18 @@ def _joins(tables: Tables, stack: int) -> bool:
     if any("at::native::cat" in frame.name for frame in tables.stack(stack)):
         return True
     place = place_of(sites(tables).frames[int(sites(tables).of_stack[stack])])
-    return place is not None and joins_tensors(place.statement)
+    return place is not None and _makes_longer(place)
 
 
 def _joins_within(tables: Tables, stack: int) -> bool:
     """The same of the innermost line, a library's."""
     place = _innermost(tables, stack)
-    return place is not None and joins_tensors(place.statement)
+    return place is not None and _makes_longer(place)
+
+
+def _makes_longer(place: Place) -> bool:
+    """True if a statement joins tensors, or makes what takes in another one and its place."""
+    return joins_tensors(place.statement) or bool(grown_into_new(place))
 
 
 def _copies_within(tables: Tables, stack: int) -> bool:

@@ -33,11 +33,12 @@ from memprof.rules.group_by_holder import (
 from memprof.rules.growing_groups import GrowingGroup, growing_groups
 from memprof.rules.made_of_bounded import container_name, is_made_of
 from memprof.rules.other_names import by_containers
+from memprof.rules.recorded_methods import recorded_method
 from memprof.rules.same_holder import holder_key
 from memprof.rules.small_views import SMALL_PART, alike, share_shown
 from memprof.run import DeviceRun, Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.source_code.program import called_name, place_of
+from memprof.source_code.program import called_name, place_of, program_of
 from memprof.source_code.torch_modes import without_gradients
 from memprof.trace import EMPTY, NOT_RECORDED, Category, Frame, Phase
 from memprof.units import format_bytes
@@ -67,7 +68,7 @@ _MAKING_LISTS = frozenset(("list", "sorted"))
 """Functions that make a list of what they are handed one by one."""
 _BOUNDED_WHOLES = 0.5
 """The same where each item keeps the graph that made it, the large storage that it is a small view
-of, or the object whose method is memoized: that was hardly meant to be kept."""
+of, or the object whose method is memoized or recorded: that was hardly meant to be kept."""
 
 
 def leaks(examination: Examination) -> tuple[RuleFinding, ...]:
@@ -201,12 +202,13 @@ class _Leak:
             return min(most, _BOUNDED_CONFIDENCE)
         if not any(one.is_named for one in self.cluster.holders) and self._replaces_others():
             return min(most, _BOUNDED_CONFIDENCE)
-        return min(most, _BOUNDED_WHOLES) if self._is_bounded() else most
+        is_finite = self._is_bounded() or self._is_being_made()
+        return min(most, _BOUNDED_WHOLES) if is_finite else most
 
     @property
     def fills_a_container(self) -> bool:
         """Whether what holds it can hold so much and no more, and keeps nothing besides."""
-        if self._is_being_made() or self.is_made_of_bounded:
+        if self.is_made_of_bounded or (self._is_being_made() and not self._is_of_methods()):
             return True
         return self._is_bounded() and not (
             self._is_of_graphs() or self._is_of_small_views() or self._is_of_keys()
@@ -221,6 +223,14 @@ class _Leak:
             return False
         stack = self.survival.tables.stack(self.cluster.groups[0].stack)
         return any(map(_is_in_comprehension, stack))
+
+    def _is_of_methods(self) -> bool:
+        """Whether records have it by a method each, which nobody keeps for the object it is of."""
+        stack = self.survival.tables.stack(self.cluster.groups[0].stack)
+        files = dict.fromkeys(frame.filename for frame in stack if not frame.changed)
+        programs = [one for one in map(program_of, files) if one is not None]
+        holders = self.cluster.holders[:1]
+        return any(recorded_method(one.links, programs) is not None for one in holders)
 
     def is_made_anew_of(self, containers: set[str]) -> bool:
         """Whether it is replaced by a larger one each time, made of containers of these names."""

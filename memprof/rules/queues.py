@@ -32,7 +32,9 @@ __all__ = [
 MOST_WAITING = 8
 """Items that a queue with the bound that is advised has room for."""
 _OF_OBJECTS = frozenset((LinkKind.ATTRIBUTE, LinkKind.CLASS_ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE))
-_QUEUES = frozenset(("Queue", "LifoQueue", "PriorityQueue", "JoinableQueue"))
+_SIMPLE = "SimpleQueue"
+"""A queue of the standard library's that can have no bound."""
+_QUEUES = frozenset(("Queue", "LifoQueue", "PriorityQueue", "JoinableQueue", _SIMPLE))
 _PUTS = ("put", "put_nowait")
 _ASKS_HOW_MANY = ("qsize", "full")
 
@@ -40,7 +42,8 @@ _ASKS_HOW_MANY = ("qsize", "full")
 def queue_at(holder: Holder) -> int | None:
     """Where in a chain a queue without a bound has its items; None where there is none."""
     for at, link in enumerate(holder.links[:-1]):
-        if link.kind == LinkKind.QUEUE and link.limit < 0:
+        is_queue = link.kind == LinkKind.QUEUE and link.limit < 0
+        if is_queue or (link.kind == LinkKind.UNKNOWN and link.type_name == _SIMPLE):
             return at if holder.links[at + 1].kind == LinkKind.ITEM else None
     return None
 
@@ -125,11 +128,13 @@ def _is_scope_of(place: Place, link: Link) -> bool:
 
 def bounded(name: str, items: int, place: Place | None, saving: Saving | None = None) -> Advice:
     """The advice to let what fills a queue wait, or to drop the oldest."""
+    way = f"give it one (`maxsize={MOST_WAITING}`)"
+    if place is not None and calls_in(place.statement, _SIMPLE):
+        way = f"a `{_SIMPLE}` can have none, make it a `queue.Queue(maxsize={MOST_WAITING})`"
     return Advice(
         "bound_queue",
         f"`{name}` has no bound, and is filled faster than it is emptied ({items} items waited "
-        f"in it): give it one (`maxsize={MOST_WAITING}`), so that what fills it waits, or drop the "
-        "oldest when it is full.",
+        f"in it): {way}, so that what fills it waits, or drop the oldest when it is full.",
         place,
         saving=saving,
     )

@@ -19,6 +19,7 @@ from memprof.source_code.program import (
     called_name,
     calls_in,
     own_calls,
+    root_name,
 )
 from memprof.source_code.scopes import COMPREHENSIONS, qualified_name
 from memprof.source_code.verbs import (
@@ -50,6 +51,7 @@ __all__ = [
     "filling",
     "growing",
     "grown_by_concatenation",
+    "grown_into_new",
     "is_autograd_function",
     "is_cut_off",
     "is_moving_average",
@@ -58,15 +60,24 @@ __all__ = [
     "keyword",
     "last_name",
     "memoizer",
+    "merged_entries",
     "optimizers_made",
     "read_by_itself",
     "reads_name",
     "without_casts",
+    "written_entries",
 ]
 
 CASTING = frozenset((*CONVERTING, "bfloat16", "half", "type_as"))
 """Methods that give a tensor another type."""
 
+_OF_A_SHAPE = frozenset(
+    (
+        *("empty", "full", "new_empty", "new_full", "new_ones", "new_zeros", "ones", "zeros"),
+        "empty_strided",
+    )
+)
+"""Functions of torch, and methods of its tensors, that make one of a shape that they are told."""
 _FROM_JSON = "json.loads"
 _OPTIMIZERS = frozenset(
     (
@@ -184,7 +195,10 @@ def _container(receiver: ast.expr) -> ast.expr:
 
 
 def _rebuilt(statement: ast.stmt) -> Filling | None:
-    """``kept += [x]``, ``kept = kept + [x]`` and ``kept = [*kept, x]``."""
+    """``kept += [x]``, ``kept = kept + [x]`` and ``kept = [*kept, x]``; a dict merged with more."""
+    container, entries = merged_entries(statement)
+    if entries:
+        return Filling(container, tuple(value for _, value in entries), keyed=True)
     if isinstance(statement, ast.AugAssign) and (items := _items(statement.value)):
         return Filling(ast.unparse(statement.target), items, keyed=False)
     if not isinstance(statement, ast.Assign):
@@ -200,6 +214,48 @@ def _rebuilt(statement: ast.stmt) -> Filling | None:
         items = tuple(one for one in value.elts if not isinstance(one, ast.Starred)) if own else ()
         container = own[0] if own else ""
     return Filling(container, items, keyed=False) if items else None
+
+
+def merged_entries(statement: ast.stmt) -> tuple[str, list[tuple[ast.expr, ast.expr]]]:
+    """The dict that a statement makes anew with more in it, and what that is: keys with values.
+
+    ``kept = {**kept, name: x}``, ``kept = dict(kept, name=x)``, ``kept = kept | {name: x}`` and
+    ``kept |= {name: x}``; no name and nothing for other statements. The keys and values of a
+    comprehension are those of one round.
+    """
+    if isinstance(statement, ast.AugAssign):
+        is_merge = isinstance(statement.op, ast.BitOr)
+        entries = list(written_entries(statement.value)) if is_merge else []
+        return (ast.unparse(statement.target), entries) if entries else ("", [])
+    if not isinstance(statement, ast.Assign):
+        return "", []
+    value, parts = statement.value, list[ast.expr]()
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.BitOr):
+        parts = [value.left, value.right]
+    elif isinstance(value, ast.Dict):
+        parts = [one for key, one in zip(value.keys, value.values, strict=True) if key is None]
+    elif isinstance(value, ast.Call) and called_name(value) == "dict":
+        parts = value.args[:1]
+    texts = {ast.unparse(target) for target in bound_names(statement)}
+    container = next((text for part in parts if (text := ast.unparse(part)) in texts), "")
+    entries = [*written_entries(value)] if container else []
+    if isinstance(value, ast.BinOp):
+        entries = [entry for part in parts for entry in written_entries(part)]
+    return (container, entries) if container and entries else ("", [])
+
+
+def written_entries(value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """The keys and values that a dict is written with, those of the dicts that it unpacks, too."""
+    if isinstance(value, ast.DictComp):
+        yield value.key, value.value
+    elif isinstance(value, ast.Dict):
+        for key, one in zip(value.keys, value.values, strict=True):
+            yield from written_entries(one) if key is None else ((key, one),)
+    elif isinstance(value, ast.Call) and called_name(value) == "dict":
+        for keyword in value.keywords:
+            name = ast.Constant(keyword.arg)
+            given = written_entries(keyword.value)
+            yield from given if keyword.arg is None else ((name, keyword.value),)
 
 
 def _items(value: ast.expr) -> tuple[ast.expr, ...]:
@@ -289,6 +345,36 @@ def grown_by_concatenation(place: Place | None) -> str:
     if place is None:
         return ""
     return enlarged_copy(place.statement) or _enlarged_through_name(place)
+
+
+def grown_into_new(place: Place) -> str:
+    """``x`` where a statement makes a tensor that ``x`` is copied into, and that is ``x`` then.
+
+    ``longer = x.new_empty(…)``, then ``longer[:n] = x`` and ``x = longer``; else empty.
+    """
+    names = {target.id for target in bound_names(place.statement) if isinstance(target, ast.Name)}
+    if not names or not own_calls(place.statement, *_OF_A_SHAPE):
+        return ""
+    copied = {
+        ast.unparse(value)
+        for node in ast.walk(place.scope)
+        for target, value in _copies(node)
+        if isinstance(target, ast.Subscript) and root_name(target) in names
+    }
+    for node in ast.walk(place.scope) if copied else ():
+        for target, value in assigned(node):
+            if isinstance(value, ast.Name) and value.id in names and ast.unparse(target) in copied:
+                return ast.unparse(target)
+    return ""
+
+
+def _copies(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """What a node copies values into, and the values: ``y[:n] = x`` and ``y[:n].copy_(x)``."""
+    if isinstance(node, ast.Assign):
+        yield from ((target, node.value) for target in bound_names(node))
+    is_copy = isinstance(node, ast.Call) and called_name(node) == "copy_"
+    if is_copy and isinstance(node.func, ast.Attribute):  # type: ignore[attr-defined]
+        yield from ((node.func.value, one) for one in node.args[:1])  # type: ignore[attr-defined]
 
 
 def _enlarged_through_name(place: Place) -> str:

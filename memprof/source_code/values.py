@@ -26,6 +26,7 @@ from memprof.source_code.verbs import (
 
 __all__ = [
     "asks_for_gradients",
+    "calls_by_name",
     "goes_backward",
     "has_no_graph",
     "is_fresh_tensor",
@@ -160,6 +161,30 @@ def values_of(place: Place, name: str, but: ast.stmt | None = None) -> Iterator[
         yield from bound
         if bound or (is_own and name in map(ast.unparse, bound_names(but or ast.Pass()))):
             return
+
+
+def calls_by_name(programs: Sequence[Program], method: str) -> Iterator[tuple[ast.Call, Place]]:
+    """Calls of a method by a name that it was bound to, each with its statement.
+
+    ``add(group)``, where ``add = optimizer.add_param_group``.
+    """
+    for program in programs:
+        targets = [
+            target
+            for node in program.nodes
+            for target, value in assigned(node)
+            if _is_method(value, method)
+        ]
+        names = {ast.unparse(target).rpartition(".")[2] for target in targets}
+        for call in calls_in(program.tree, *names) if names else ():
+            place = program.place(call)
+            values = values_of(place, ast.unparse(call.func)) if place is not None else ()
+            if place is not None and any(_is_method(value, method) for value in values):
+                yield call, place
+
+
+def _is_method(value: ast.expr | None, method: str) -> bool:
+    return isinstance(value, ast.Attribute) and value.attr == method
 
 
 def returned_by(place: Place, call: ast.AST) -> list[tuple[Place, ast.expr]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from tests.rules.recorded import findings_of
@@ -46,6 +47,86 @@ def test_the_statement_that_sets_it_is_told_and_not_the_one_that_makes_the_list(
         assert only.code == "sample.features = torch.zeros(WIDTH, WIDTH)"
         assert (only.fix, only.typed) == ("del_ref", "del sample.features")
         assert "`sample.features` stays with each item" in only.why
+
+
+class Node:
+    """An item that keeps what its method has computed."""
+
+    __slots__ = ("fields", "last")
+
+    def __init__(self):
+        self.fields, self.last = {}, None
+
+    def run(self):
+        self.last = torch.zeros(WIDTH, WIDTH)
+
+    def note(self):
+        table = torch.zeros(WIDTH, WIDTH)
+        self.fields["table"] = table
+
+
+def by_method():
+    nodes = [Node() for _ in range(64)]
+
+    return lambda number: nodes[number].run()
+
+
+def by_method_in_a_field():
+    nodes = [Node() for _ in range(64)]
+
+    return lambda number: nodes[number].note()
+
+
+def in_a_field():
+    samples = [SimpleNamespace(extra={}) for _ in range(64)]
+
+    def step(number):
+        sample = samples[number]
+        hidden = torch.zeros(WIDTH, WIDTH)
+        sample.extra["hidden"] = hidden
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        (by_method, "self.last = torch.zeros(WIDTH, WIDTH)"),
+        (by_method_in_a_field, 'self.fields["table"] = table'),
+        (in_a_field, 'sample.extra["hidden"] = hidden'),
+    ],
+)
+def test_the_statement_that_gives_it_to_the_items_is_told(program, code, tmp_path):
+    (found,) = findings_of(program, tmp_path / "run.json")
+    (only,) = found.remedies
+    assert (found.rule, found.bytes_per_step) == ("kept-attribute", NBYTES)
+    assert (only.fix, only.code) == ("del_ref", code)
+    assert "stays with each item" in only.why
+
+
+class Made:
+    """An item that has its tensor from the beginning."""
+
+    def __init__(self):
+        self.load()
+
+    def load(self):
+        self.table = torch.zeros(WIDTH, WIDTH)
+
+
+def made_with_it():
+    items = []
+
+    def step(number):
+        items.append(Made())
+
+    return step
+
+
+def test_what_an_item_has_from_the_beginning_is_not_to_be_taken_off(tmp_path):
+    (found,) = findings_of(made_with_it, tmp_path / "run.json")
+    assert (found.rule, found.remedies[0].code) == ("growing-container", "items.append(Made())")
+    assert not any("stays with each item" in one.why for one in found.remedies)
 
 
 def by_names():

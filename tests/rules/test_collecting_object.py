@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sched
 from pathlib import Path
@@ -181,3 +182,27 @@ def test_what_a_metric_keeps_with_its_graph_is_to_be_detached(tmp_path, library)
     assert (first.fix, first.code) == ("detach", "job.correlation.update(preds, number)")
     assert second.fix == "clear_container"
     assert first is found.remedies[0]
+
+
+class Scratch:
+    def __init__(self):
+        self.stack = contextlib.ExitStack()
+
+    def borrow(self, buffer):
+        self.stack.callback(buffer.zero_)
+        return buffer
+
+
+def callbacks_of_a_stack():
+    scratch = Scratch()
+
+    return lambda number: scratch.borrow(torch.ones(WIDTH, WIDTH)).sum()
+
+
+def test_what_a_wrapper_is_to_call_is_no_forgotten_call(tmp_path):
+    found, *_ = findings_of(callbacks_of_a_stack, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert found.rule == first.rule == "collecting-object"
+    assert found.bytes_per_step == WIDTH * WIDTH * 4
+    assert (first.fix, first.code) == ("clear_container", "self.stack.callback(buffer.zero_)")
+    assert "call `self.stack.close()` or `self.stack.pop_all()` now and then" in first.why

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 
 import pytest
 import torch
@@ -54,6 +55,40 @@ def fires_on_arguments():
     return step
 
 
+def fires_on_a_partial():
+    def step(number):
+        canvas = torch.zeros(WIDTH, WIDTH)
+        atexit.register(functools.partial(saved, [canvas]))
+
+    return step
+
+
+class Recorder:
+    """It registers what ends it by a decorator."""
+
+    def __init__(self):
+        self.rows = []
+
+        @atexit.register
+        def flushed():
+            self.close()
+
+    def write(self, row):
+        self.rows.append(row)
+
+    def close(self):
+        self.is_open = False
+
+
+def fires_on_a_decorated_function():
+    def step(number):
+        recorder = Recorder()
+        recorder.write(torch.zeros(WIDTH, WIDTH))
+        recorder.close()
+
+    return step
+
+
 def looks_alike():
     """Each viewer takes itself out; what grows is a list of canvases."""
     canvases = []
@@ -71,7 +106,13 @@ def looks_alike():
     [
         (fires, "atexit.register(self.close)", "self.close"),
         (fires_on_a_closure, "atexit.register(lambda: print(canvas.sum()))", "<lambda>"),
-        (fires_on_arguments, "atexit.register(saved, canvas)", "saved"),
+        (fires_on_arguments, "atexit.register(saved, canvas)", "`atexit.unregister(saved)`"),
+        (
+            fires_on_a_partial,
+            "atexit.register(functools.partial(saved, [canvas]))",
+            "give what is registered a name",
+        ),
+        (fires_on_a_decorated_function, "@atexit.register", "`atexit.unregister(flushed)`"),
     ],
 )
 def test_the_line_that_registers_it_is_named(program, code, function, tmp_path):

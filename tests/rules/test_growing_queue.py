@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import random
 
@@ -43,6 +44,62 @@ def fires_by_chance():
     return Uploader().step
 
 
+class SimpleUploader:
+    """Its queue is of the sort that has no largest size."""
+
+    def __init__(self):
+        self.pending = queue.SimpleQueue()
+
+    def step(self, number):
+        for _ in range(2):
+            self.pending.put({"number": number, "weights": torch.rand(WIDTH, WIDTH)})
+        self.pending.get()
+
+
+def fires_on_a_simple_queue():
+    return SimpleUploader().step
+
+
+class Worker:
+    """One task that works on what waits, and takes longer than what fills the queue."""
+
+    def __init__(self):
+        self.loop = asyncio.new_event_loop()
+        self.waiting = asyncio.PriorityQueue()
+        self.may_go_on = asyncio.Semaphore(0)
+        self.sums = []
+        self.worker = self.loop.create_task(self.work())
+
+    def __del__(self):
+        self.worker.cancel()
+        self.loop.run_until_complete(asyncio.sleep(0))
+        self.loop.close()
+
+    async def work(self):
+        while True:
+            _, frame = await self.waiting.get()
+            await self.may_go_on.acquire()
+            self.sums.append(frame.sum().item())
+
+    async def fill(self, number):
+        for at in range(2):
+            await self.waiting.put((2 * number + at, torch.rand(WIDTH, WIDTH)))
+        self.may_go_on.release()
+        for _ in range(4):
+            await asyncio.sleep(0)
+
+
+def fires_beside_one_task():
+    worker = Worker()
+    task = worker.worker
+
+    def step(number):
+        worker.loop.run_until_complete(worker.fill(number))
+        assert not task.done()
+
+    return step
+
+
 def looks_alike():
     """The oldest goes when six wait."""
     return Uploader(maxsize=6).step
@@ -78,6 +135,22 @@ def fires_beside_another():
 def test_of_queues_of_one_name_the_one_of_the_holders_class_is_told(tmp_path):
     found = findings_of(fires_beside_another, tmp_path / "run.json")[0]
     assert found.remedies[0].code == "self.jobs = queue.Queue()  # of snapshots"
+
+
+def test_a_simple_queue_is_to_become_one_that_can_have_a_bound(tmp_path):
+    found = findings_of(fires_on_a_simple_queue, tmp_path / "run.json")[0]
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("growing-queue", "bound_queue")
+    assert first.code == "self.pending = queue.SimpleQueue()"
+    assert "a `SimpleQueue` can have none, make it a `queue.Queue(maxsize=8)`" in first.why
+    assert found.bytes_per_step == WIDTH * WIDTH * 4
+
+
+def test_the_queue_is_told_and_not_the_one_task_that_works_on_it(tmp_path):
+    found = findings_of(fires_beside_one_task, tmp_path / "run.json", steps=40)[0]
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("growing-queue", "bound_queue")
+    assert first.code == "self.waiting = asyncio.PriorityQueue()"
 
 
 def test_the_queue_is_to_have_a_bound(tmp_path):

@@ -86,6 +86,26 @@ def test_what_is_read_as_a_whole_is_not_cut(tmp_path):
     assert [one.fix for one in found.remedies][:2] == ["clear_container", "cpu_offload"]
 
 
+def padded_and_collected():
+    """Each part is made as long as the others, and all are kept."""
+    parts = []
+
+    def step(number):
+        part = torch.randn(ROWS - number % 3, WIDTH)
+        padded = part.new_zeros(ROWS, WIDTH)
+        padded[: len(part)] = part
+        part = padded
+        parts.append(part)
+
+    return step
+
+
+def test_what_is_padded_before_it_is_kept_does_not_become_longer(tmp_path):
+    (found,) = findings_of(padded_and_collected, tmp_path / "run.json")
+    assert found.rule == "growing-container"
+    assert "grown-by-concatenation" not in {one.rule for one in found.remedies}
+
+
 def accuracy(logits):
     return (logits.argmax(-1) == 0).float().mean().item()
 
@@ -109,8 +129,44 @@ def collect(number_of_batches):
     return rows
 
 
+def evaluate_into_new(number_of_batches):
+    """Each batch goes into a tensor that is longer by it, which is an entry of a dict."""
+    state = {"logits": None}
+    for _ in range(number_of_batches):
+        batch = torch.randn(ROWS, 64 * WIDTH)
+        if state["logits"] is None:
+            state["logits"] = batch
+        else:
+            rows = state["logits"].size(0)
+            longer = batch.new_empty(rows + ROWS, 64 * WIDTH)
+            longer[:rows] = state["logits"]
+            longer[rows:] = batch
+            state["logits"] = longer
+        memprof.step()
+    return accuracy(state["logits"])
+
+
+def evaluate_if_any(number_of_batches):
+    logits = None
+    for _ in range(number_of_batches):
+        batch = torch.randn(ROWS, 64 * WIDTH)
+        if logits is None:
+            logits = batch
+        else:
+            longer = torch.cat([logits, batch])
+            logits = longer
+        memprof.step()
+    return accuracy(logits)
+
+
 @pytest.mark.parametrize(
-    ("job", "fix"), [(evaluate, "reduce_predictions"), (collect, "clear_container")]
+    ("job", "fix"),
+    [
+        (evaluate, "reduce_predictions"),
+        (evaluate_into_new, "reduce_predictions"),
+        (evaluate_if_any, "reduce_predictions"),
+        (collect, "clear_container"),
+    ],
 )
 def test_what_is_only_handed_on_behind_the_loop_is_reduced_as_it_comes(job, fix, tmp_path):
     def program():

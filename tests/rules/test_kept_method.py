@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -56,6 +56,38 @@ class Bus:
         self.listeners[f"schedule {number}"] = Schedule().rate_by_name
 
 
+class Row(NamedTuple):
+    number: int
+    decay: Any
+
+
+class Decay:
+    def __init__(self):
+        self.weights = torch.zeros(WIDTH, WIDTH)
+
+    def decay_now(self):
+        return 0.5
+
+    def apply_now(self):
+        return 0.25
+
+
+class Rows(Sweep):
+    def step(self, number):
+        decay = Decay()
+        self.trials.append(Row(number, decay=decay.decay_now))
+
+
+class Jobs(Sweep):
+    """Records of what is to be done, which is called later."""
+
+    def step(self, number):
+        decay = Decay()
+        self.trials.append({"number": number, "action": decay.apply_now})
+        if number > 60:
+            self.trials[0]["action"]()
+
+
 class Called(Sweep):
     """The number is kept; what grows is a list of weights."""
 
@@ -70,6 +102,14 @@ def fires():
 
 def fires_on_an_entry():
     return Sweep().step_with_a_dict
+
+
+def fires_on_a_named_tuple():
+    return Rows().step
+
+
+def keeps_actions():
+    return Jobs().step
 
 
 def registers():
@@ -89,6 +129,11 @@ def looks_alike():
             'self.trials.append({"number": number, "rate": schedule.rate_later})',
             "`schedule.rate_later()`",
         ),
+        (
+            fires_on_a_named_tuple,
+            "self.trials.append(Row(number, decay=decay.decay_now))",
+            "`decay.decay_now()`",
+        ),
     ],
 )
 def test_the_line_that_forgets_the_brackets_is_named(program, code, called, tmp_path):
@@ -98,6 +143,10 @@ def test_the_line_that_forgets_the_brackets_is_named(program, code, called, tmp_
     assert (first.fix, first.code) == ("del_ref", code)
     assert called in first.why
     assert found.bytes_per_step == WIDTH * WIDTH * 4
+
+
+def test_a_method_that_the_program_calls_by_its_field_is_meant(tmp_path):
+    assert "kept-method" not in names(keeps_actions, tmp_path / "run.json")
 
 
 def test_a_dict_of_methods_is_a_registry(tmp_path):

@@ -38,3 +38,39 @@ def test_what_only_the_interpreter_has_is_being_made(owner, statement, is_told, 
     held = Finding("holders", device="cpu", step=16, stack=1, holders=[holder])
     run = load(Recording((trace,), more=(held,)).write(tmp_path / "run.json"))
     assert any(one.bytes_per_step for one in findings(run)) is is_told
+
+
+@pytest.mark.parametrize(
+    ("reading", "is_told"),
+    [
+        ("return min(row['loss'] for row in rows)", True),
+        ("return min(row['rate']() for row in rows)", False),
+    ],
+)
+def test_records_with_a_method_that_nothing_calls_are_told(reading, is_told, tmp_path):
+    source = tmp_path / "sweep.py"
+    source.write_text(
+        "def run(number):\n"
+        "    schedule = Schedule(number)\n"
+        "    return {'loss': schedule.loss(), 'rate': schedule.rate}\n\n"
+        "def main(numbers):\n"
+        "    rows = [run(number) for number in numbers]\n"
+        f"    {reading}\n"
+    )
+    trace = TraceBuilder(device="cpu")
+    stack = (Frame("run", str(source), 2), Frame("main", str(source), 6))
+    for step in range(20):
+        trace.label(step=step).alloc(512, "work").free("work")
+        trace.alloc(1 << 20, f"t{step}", stack=stack)
+    links = [
+        Link(LinkKind.UNKNOWN, unowned=Unowned(owner="list")),
+        Link(LinkKind.ITEM, "5", "list", length=13),
+        Link(LinkKind.ITEM, "'rate'", "dict", length=2, is_record=True),
+        Link(LinkKind.BOUND_METHOD, "__self__", "Schedule.rate"),
+        Link(LinkKind.ATTRIBUTE, "weights", "Schedule"),
+    ]
+    holder = Holder(LinkKind.ITEM, links=links)
+    held = Finding("holders", device="cpu", step=16, stack=1, holders=[holder])
+    run = load(Recording((trace,), more=(held,)).write(tmp_path / "run.json"))
+    growing = [one for one in findings(run) if one.bytes_per_step]
+    assert [(one.rule, one.remedies[0].line) for one in growing] == [("kept-method", 3)] * is_told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 
+import pytest
 from torch import nn
 
 from tests.rules.recorded import findings_of
@@ -60,6 +61,74 @@ def test_the_value_is_to_refer_to_its_key_weakly(tmp_path):
     assert first.code == "self.learner = learner"
     assert "+        self.learner = weakref.proxy(learner)" in first.patch
     assert first.saves_bytes == WIDTH * WIDTH * 4
+
+
+class Learner(nn.Linear):
+    def __init__(self):
+        super().__init__(WIDTH, WIDTH, bias=False)
+
+    def score(self):
+        return self.weight.sum()
+
+
+class Functions:
+    def __init__(self):
+        self.functions = weakref.WeakKeyDictionary()
+
+    def open(self, learner):
+        self.functions[learner] = lambda rate: learner.score() * rate
+
+
+class Methods:
+    def __init__(self):
+        self.methods = weakref.WeakKeyDictionary()
+
+    def open(self, learner):
+        self.methods[learner] = learner.score
+
+
+class Numbers:
+    def __init__(self):
+        self.numbers = weakref.WeakKeyDictionary()
+
+    def open(self, learner):
+        width = learner.in_features
+        self.numbers[learner] = lambda rate: width * rate
+
+
+def fires_on_a_function():
+    handlers = Functions()
+    return lambda number: handlers.open(Learner())
+
+
+def fires_on_a_method():
+    handlers = Methods()
+    return lambda number: handlers.open(Learner())
+
+
+def closes_over_a_number():
+    handlers = Numbers()
+    return lambda number: handlers.open(Learner())
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        (fires_on_a_function, "self.functions[learner] = lambda rate: learner.score() * rate"),
+        (fires_on_a_method, "self.methods[learner] = learner.score"),
+    ],
+)
+def test_a_function_that_closes_over_its_own_key_is_to_do_so_weakly(program, code, tmp_path):
+    (found,) = findings_of(program, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert found.rule == first.rule == "own-key"
+    assert found.bytes_per_step == WIDTH * WIDTH * 4
+    assert (first.fix, first.code) == ("weakref", code)
+
+
+def test_a_function_that_closes_over_a_number_keeps_no_key(tmp_path):
+    found = findings_of(closes_over_a_number, tmp_path / "run.json")
+    assert not any(one.bytes_per_step for one in found)
 
 
 def held_by_a_list_as_well():

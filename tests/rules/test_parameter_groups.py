@@ -48,3 +48,26 @@ def test_old_groups_are_to_be_taken_out(tmp_path):
     assert found.bytes_per_step == (WIDTH * WIDTH + WIDTH) * 4
     assert first.fix == "del_ref"
     assert first.code == 'optimizer.add_param_group({"params": head.parameters()})'
+
+
+def by_a_name():
+    """A new head for every task, by a name that the method was given."""
+    optimizer = torch.optim.SGD(nn.Linear(WIDTH, WIDTH).parameters(), 0.1)
+
+    def step(number):
+        head = nn.Linear(WIDTH, WIDTH)
+        group = {"params": list(head.parameters()), "lr": 0.2}
+        enlarge = optimizer.add_param_group
+        enlarge(group)
+        head(torch.randn(8, WIDTH)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def test_the_call_by_a_name_is_told(tmp_path):
+    found, *_ = findings_of(by_a_name, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert found.rule == first.rule == "parameter-groups"
+    assert (first.fix, first.code) == ("del_ref", "enlarge(group)")

@@ -12,6 +12,7 @@ from memprof.source_code.idioms import (
     copies_collection,
     enlarged_copy,
     growing,
+    grown_into_new,
     is_cut_off,
     is_partly_cut,
     joins_tensors,
@@ -49,6 +50,11 @@ def place_in(tmp_path):
         ("self.kept = [*self.kept, x]", "self.kept", ["x"], False),
         ("kept[len(kept):] = [x]", "kept", ["x"], False),
         ("kept.update({name: x})", "kept", ["x"], True),
+        ("kept = {**kept, name: x}", "kept", ["x"], True),
+        ("kept = {**kept, **{f(n): x for n, x in xs}, 'a': y}", "kept", ["x", "y"], True),
+        ("self.kept = dict(self.kept, name=x)", "self.kept", ["x"], True),
+        ("kept = kept | {name: x}", "kept", ["x"], True),
+        ("kept |= {name: x}", "kept", ["x"], True),
         ("kept.update(dict(zip(names, x)))", "kept", ["dict(zip(names, x))"], True),
     ],
 )
@@ -69,6 +75,10 @@ def test_a_container_grows_in_many_ways(statement, container, values, keyed, pla
         "meter.update(x)",
         "total = total + x",
         "a = [b, x]",
+        "a = {**b, name: x}",
+        "mask |= x",
+        "mask = mask | x",
+        "kept = {**kept, **other}",
         "y = x.add(z)",
         "y = torch.add(x, z)",
         "y = x.put(index, z)",
@@ -221,3 +231,18 @@ def test_what_joins_tensors(text, joins, place_in):
 )
 def test_what_copies_all_of_a_collection(text, line, copies, place_in):
     assert copies_collection(place_in(text, line)) is copies
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("y = x.new_empty(n + m)\ny[:n] = x\ny[n:] = z\nx = y\n", "x"),
+        ("y = torch.empty(n + m)\ny[:n].copy_(a['x'])\na['x'] = y\n", "a['x']"),
+        ("y = torch.zeros(n + m)\ny[:n] = self.x\nself.x = y\n", "self.x"),
+        ("y = torch.empty(n)\ny[:n] = x\nz = y\n", ""),
+        ("y = torch.empty_like(x)\ny[:] = x\nx = y\n", ""),
+        ("y = torch.empty(n)\ny[:n] = z\nx = y\n", ""),
+    ],
+)
+def test_a_tensor_is_copied_into_a_longer_one_that_takes_its_place(text, name, place_in):
+    assert grown_into_new(place_in(text)) == name

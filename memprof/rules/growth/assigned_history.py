@@ -13,18 +13,20 @@ from memprof.rules.graph_lines import behind_calls
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import (
     accumulation,
+    growing,
     is_autograd_function,
     read_by_itself,
     reads_name,
 )
 from memprof.source_code.patch import diff, wrapped
-from memprof.source_code.program import Place, bound_names
+from memprof.source_code.program import Place, bound_names, loaded_names
 from memprof.source_code.values import is_new_tensor, is_object
 
 __all__ = ["RULE"]
 
 _CUTTING = frozenset({"detach", "item", "tolist", "numpy", "data"})
 """Attributes by which a tensor is read without its graph."""
+_MAKING_CONTAINERS = frozenset(("dict", "frozenset", "list", "set", "tuple"))
 _OF_TENSORS = THROUGH_GRAPH | {LinkKind.BASE, LinkKind.GRAD}
 """Links by which one tensor keeps another, or a graph."""
 
@@ -59,6 +61,10 @@ class AssignedHistory(GrowthRule[Assigned]):
             names = [t for t in bound_names(statement) if isinstance(t, ast.Attribute)]
             if not names or accumulation(place) is not None or is_autograd_function(place):
                 continue
+            if growing(place) is not None:
+                continue  # ``self.rows = [*self.rows, out]`` fills a container
+            if not loaded_names(statement.value) - _MAKING_CONTAINERS:
+                continue  # settings that are written out
             if not any(read_by_itself(place)) and not is_new_tensor(statement.value):
                 return Assigned(place, ast.unparse(names[0]), statement.value)
         return None

@@ -7,18 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memprof.records import Holder
-from memprof.reference_chain import LinkKind
+from memprof.reference_chain import THROUGH_GRAPH, LinkKind
 from memprof.rules.case import Case
 from memprof.rules.graph_lines import on_the_way
 from memprof.rules.rule import Advice, Cause, GrowthRule
-from memprof.source_code.idioms import keyword
-from memprof.source_code.program import Place, calls_in
+from memprof.source_code.idioms import keyword, written_entries
+from memprof.source_code.program import Place, Program, calls_in
+from memprof.source_code.values import values_of
 from memprof.trace import Category
 from memprof.views.owners import CATEGORY_NAMES
 
 __all__ = ["RULE"]
 
 _OF_MODEL = frozenset({LinkKind.MODULE_ATTRIBUTE, LinkKind.PARAMETER, LinkKind.BUFFER})
+_SETTING = "create_graph"
 _WITH_OWNER = 2
 """Links: the variable, and what it is."""
 _BY_GRADIENT = frozenset({LinkKind.GRAD, LinkKind.CPP_CYCLE, LinkKind.CYCLE})
@@ -52,10 +54,12 @@ class CreateGraph(GrowthRule[DifferentiableGradient]):
                     made = {(place.program.filename, line) for line in _lines(call)}
                     if not made & lines:
                         continue
-                of_model = case.links & {LinkKind.PARAMETER, LinkKind.MODULE_ATTRIBUTE}
-                return DifferentiableGradient(place.program.place(call), bool(of_model))
+                return DifferentiableGradient(place.program.place(call), _is_of_model(case))
         for place, call in _called(case) if _is_alone(case) else ():
             return DifferentiableGradient(place.program.place(call), of_parameters=True)
+        for program in case.programs if _has_own_graph(case) else ():
+            for call in _calls_within(program, program.tree):
+                return DifferentiableGradient(program.place(call), _is_of_model(case))
         return None
 
     def advice(self, cause: DifferentiableGradient, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the call says all
@@ -78,12 +82,53 @@ class CreateGraph(GrowthRule[DifferentiableGradient]):
         yield from (dropped, returned) if cause.of_parameters else (returned, dropped)
 
 
+def _is_of_model(case: Case) -> bool:
+    return bool(case.links & {LinkKind.PARAMETER, LinkKind.MODULE_ATTRIBUTE})
+
+
 def _calls(place: Place) -> Iterator[ast.Call]:
     """``backward(create_graph=True)`` in a statement's function."""
-    for call in calls_in(place.scope, "backward"):
-        value = keyword(call, "create_graph")
-        if isinstance(value, ast.Constant) and value.value is True:
+    yield from _calls_within(place.program, place.scope)
+
+
+def _calls_within(program: Program, scope: ast.AST) -> Iterator[ast.Call]:
+    """Such calls in a part of a file; also by a variable, or by a dict of keyword arguments."""
+    for call in calls_in(scope, "backward"):
+        place = program.place(call)
+        if place is None:
+            continue
+        setting = keyword(call, _SETTING)
+        unpacked = [
+            value
+            for one in call.keywords
+            if one.arg is None
+            for settings in _meanings(place, one.value)
+            for key, value in written_entries(settings)
+            if isinstance(key, ast.Constant) and key.value == _SETTING
+        ]
+        settings = [setting] if setting is not None else unpacked
+        if any(_is_true(one) for value in settings for one in _meanings(place, value)):
             yield call
+
+
+def _meanings(place: Place, value: ast.expr) -> list[ast.expr]:
+    """What a name or an attribute is bound to; of another expression itself."""
+    if isinstance(value, (ast.Name, ast.Attribute)):
+        return [one for one in values_of(place, ast.unparse(value)) if one is not None]
+    return [value]
+
+
+def _is_true(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value is True
+
+
+def _has_own_graph(case: Case) -> bool:
+    """Whether a chain goes from a gradient into a graph that C++ keeps with it: its own."""
+    for holder in case.finding.holders:
+        kinds = [link.kind for link in holder.links]
+        if LinkKind.GRAD in kinds and LinkKind.CPP_CYCLE in kinds:
+            return bool(THROUGH_GRAPH & set(kinds[kinds.index(LinkKind.GRAD) :]))
+    return False
 
 
 def _called(case: Case) -> Iterator[tuple[Place, ast.Call]]:

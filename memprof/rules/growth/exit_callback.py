@@ -11,7 +11,7 @@ from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import last_name
-from memprof.source_code.program import Place
+from memprof.source_code.program import Place, called_name
 
 __all__ = ["RULE"]
 
@@ -24,6 +24,10 @@ class ExitFunction(Cause):
     function: str
     """As the statement writes it: ``self.close``; else the function's name."""
     is_method: bool
+    is_nameless: bool = False
+    """The statement makes what it registers: a partial, or a lambda."""
+    line: int = 0
+    """The line of the decorator that registers it."""
 
 
 class ExitCallback(GrowthRule[ExitFunction]):
@@ -49,12 +53,18 @@ class ExitCallback(GrowthRule[ExitFunction]):
     def advice(self, cause: ExitFunction, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the link says all
         """Take it out again."""
         what = "its object" if cause.is_method else "all that it knows and is given"
+        way = f"take it out when that is done with (`atexit.unregister({cause.function})`)"
+        if cause.is_nameless:
+            way = (
+                "give what is registered a name, and take it out by that when it is done with "
+                "(`atexit.unregister`: no other is equal to it)"
+            )
         yield Advice(
             "release",
             f"`atexit` keeps `{cause.function}` to the end of the process, and with it {what}: "
-            f"take it out when that is done with (`atexit.unregister({cause.function})`), or "
-            "register one function for all.",
+            f"{way}, or register one function for all.",
             cause.place,
+            cause.line,
         )
 
 
@@ -64,20 +74,43 @@ def _registration(case: Case, holder: Holder, function: str) -> ExitFunction:
     candidates = [
         (place, argument)
         for call, place in case.calls("register")
-        if call.args and _is_of_atexit(call, place)
+        if call.args and _is_of_atexit(call.func, place)
         for argument in [call.args[0]]
     ]
+    is_partial = any(link.kind == LinkKind.PARTIAL for link in holder.links)
     candidates.sort(
-        key=lambda one: (_argument_name(one[1]) != name, _name_around(one[0]) not in around)
+        key=lambda one: (
+            _argument_name(one[1]) != name,
+            isinstance(one[1], ast.Call) is not is_partial,
+            _name_around(one[0]) not in around,
+        )
     )
+    decorated = [one for one in _decorated(case, name) if _name_around(one[0]) in ("", *around)]
+    if decorated and not (candidates and _argument_name(candidates[0][1]) == name):
+        place, decorator = decorated[0]
+        return ExitFunction(place, name, is_method, line=decorator.lineno)
     if not candidates:
         return ExitFunction(case.place_of(holder), function, is_method)
     place, argument = candidates[0]
-    is_named = isinstance(argument, (ast.Name, ast.Attribute))
-    return ExitFunction(place, ast.unparse(argument) if is_named else name, is_method)
+    if isinstance(argument, (ast.Name, ast.Attribute)):
+        return ExitFunction(place, ast.unparse(argument), is_method)
+    return ExitFunction(place, name, is_method, is_nameless=True)
+
+
+def _decorated(case: Case, name: str) -> Iterator[tuple[Place, ast.expr]]:
+    """Functions of a name that a decorator registers, each with that: ``@atexit.register``."""
+    for program in case.programs:
+        for function in program.functions(name):
+            place = program.place(function)
+            for decorator in function.decorator_list if place is not None else ():
+                is_named = last_name(ast.unparse(decorator)) == "register"
+                if place is not None and is_named and _is_of_atexit(decorator, place):
+                    yield place, decorator
 
 
 def _argument_name(argument: ast.expr) -> str:
+    if isinstance(argument, ast.Call) and called_name(argument) == "partial" and argument.args:
+        argument = argument.args[0]
     return "<lambda>" if isinstance(argument, ast.Lambda) else last_name(ast.unparse(argument))
 
 
@@ -85,9 +118,8 @@ def _name_around(place: Place) -> str:
     return place.function.name if place.function is not None else ""
 
 
-def _is_of_atexit(call: ast.Call, place: Place) -> bool:
-    """Whether ``atexit.register`` is called, by whatever name it was imported."""
-    function = call.func
+def _is_of_atexit(function: ast.expr, place: Place) -> bool:
+    """Whether a function is ``atexit.register``, by whatever name that was imported."""
     imported = [node for node in place.program.nodes if isinstance(node, _IMPORTS)]
     if isinstance(function, ast.Attribute):
         modules = {

@@ -10,12 +10,20 @@ from memprof.rules.case import Case
 from memprof.rules.containers import filled_container
 from memprof.rules.graph_lines import on_the_way
 from memprof.rules.rule import Advice, Cause, GrowthRule
-from memprof.source_code.idioms import grown_by_concatenation
+from memprof.source_code.idioms import grown_by_concatenation, grown_into_new
 from memprof.source_code.parts_read import newest_read
-from memprof.source_code.program import Place
+from memprof.source_code.program import Place, bound_names, called_name, calls_in, root_name
 from memprof.source_code.scopes import reads_of
 
 __all__ = ["RULE"]
+
+_OF_SHAPE = frozenset(
+    (
+        *("device", "dtype", "ndim", "new_empty", "new_full", "new_ones", "new_zeros", "shape"),
+        "size",
+    )
+)
+"""Attributes and methods of a tensor that tell nothing of its values."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +54,8 @@ class GrownByConcatenation(GrowthRule[Concatenation]):
             return None
         for place in on_the_way(case):
             name = grown_by_concatenation(place)
+            if not name and case.finding.growth.is_replaced:
+                name = grown_into_new(place)
             if name:
                 return Concatenation(place, name, newest_read(case.everywhere, place, name))
         return None
@@ -83,14 +93,25 @@ class GrownByConcatenation(GrowthRule[Concatenation]):
 
 
 def _handed_to_after(place: Place, name: str) -> ast.Call | None:
-    """The one call that a variable is handed to behind the loop, if that is all it is read for."""
+    """The one call that a variable is handed to behind the loop, if that is all it is read for.
+
+    Also an entry of a variable, of which nothing else is read. What asks for its shape alone, or
+    whether it is there yet, reads nothing.
+    """
     loop = place.loop
-    if loop is None or "." in name:
+    target = ast.parse(name, mode="eval").body
+    root = target.value if isinstance(target, ast.Subscript) else target
+    if loop is None or not isinstance(root, ast.Name):
         return None
     calls: dict[int, ast.Call] = {}
-    for load, around in reads_of(place.scope, name):
+    for variable, nodes in reads_of(place.scope, root.id):
+        load, around = (variable, nodes) if root is target else (nodes[-1], nodes[:-1])
+        if not isinstance(load, ast.expr) or ast.unparse(load) != name:
+            return None  # something else of the variable that has it
+        if not isinstance(getattr(load, "ctx", None), ast.Load) or _reads_no_values(around[-1]):
+            continue
         if load.lineno <= (loop.end_lineno or loop.lineno):
-            if loop.lineno <= load.lineno and not _is_of_statement(place, load):
+            if loop.lineno <= load.lineno and not _is_of_growth(place, load):
                 return None  # the loop itself reads what there is so far
             continue
         call = around[-2] if isinstance(around[-1], ast.keyword) else around[-1]
@@ -100,8 +121,25 @@ def _handed_to_after(place: Place, name: str) -> ast.Call | None:
     return next(iter(calls.values())) if len(calls) == 1 else None
 
 
-def _is_of_statement(place: Place, load: ast.AST) -> bool:
-    return any(node is load for node in ast.walk(place.statement))
+def _reads_no_values(above: ast.AST) -> bool:
+    """Whether a read is for the shape, or a comparison with None, by the node right around it."""
+    if isinstance(above, ast.Compare):
+        return all(isinstance(one, (ast.Is, ast.IsNot)) for one in above.ops)
+    if isinstance(above, ast.Call):
+        return called_name(above) == "len"
+    return isinstance(above, ast.Attribute) and above.attr in _OF_SHAPE
+
+
+def _is_of_growth(place: Place, load: ast.AST) -> bool:
+    """Whether the statement itself reads it, or one that copies it into what that one makes."""
+    names = {target.id for target in bound_names(place.statement) if isinstance(target, ast.Name)}
+    at = place.program.place(load)
+    if at is None or at.statement is place.statement:
+        return at is not None
+    targets = bound_names(at.statement)
+    if isinstance(at.statement, ast.Expr):
+        targets = [one.func for one in calls_in(at.statement, "copy_")]
+    return any(not isinstance(one, ast.Name) and root_name(one) in names for one in targets)
 
 
 def _cut(place: Place, newest: ast.Subscript) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memprof.records import Holder
-from memprof.reference_chain import LinkKind
+from memprof.reference_chain import Link, LinkKind
 from memprof.rules.case import NO_FIGURE, Case, says
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
-from memprof.source_code.idioms import growing
-from memprof.source_code.program import Place, bound_names, called_name
+from memprof.source_code.idioms import growing, last_name
+from memprof.source_code.program import Place, assigned, bound_names, called_name
 
 __all__ = ["RULE"]
 
@@ -24,6 +24,8 @@ _SAY_MORE = frozenset(
     }
 )
 """Links that say more than the attribute or variable that they begin with."""
+_MAKING = frozenset(("__init__", "__new__", "__post_init__", "__setstate__"))
+"""Methods that run as an object is made."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +38,7 @@ class Name(Cause):
     name: str = ""
     """As written: ``self.batch``; empty where the statement binds none."""
     is_of_items: bool = False
-    """It is an attribute of objects that a container has: ``sample.features``."""
+    """It is an attribute or an entry of what a container has: ``sample.features``."""
 
     @property
     def is_attribute(self) -> bool:
@@ -104,20 +106,77 @@ class KeptAttribute(GrowthRule[Name]):
 
 
 def _setting(case: Case, holder: Holder) -> Name | None:
-    """The statement on the tensors' stack that sets the attribute of an item that has them."""
+    """The statement by which items that there are get the tensors, as an attribute or an entry.
+
+    One on the tensors' stack, or one that stores there what such a statement binds.
+    """
     kinds = [link.kind for link in holder.links]
     if LinkKind.ITEM not in kinds:
         return None
     # Of an object with a mapping of its own for attributes they are its keys.
     inner = holder.links[kinds.index(LinkKind.ITEM) + 1 :]
-    names = {link.name.strip("'\"") for link in inner if link.kind in _NAMED}
+    names = {link.name.strip("'\""): link for link in inner if link.kind in _NAMED}
     for _, place in case.frames:
-        for target in bound_names(place.statement):
-            if not isinstance(target, ast.Attribute) or target.attr not in names:
-                continue
-            if not (isinstance(target.value, ast.Name) and target.value.id == "self"):
-                return Name(holder, place, ast.unparse(target), is_of_items=True)
+        for at, target in _stores(place):
+            link = names.get(_stored_name(target))
+            if link is not None and (
+                not _is_own(target) or _is_of_old_item(case, holder, at, link)
+            ):
+                return Name(holder, at, ast.unparse(target), is_of_items=True)
     return None
+
+
+def _stores(place: Place) -> Iterator[tuple[Place, ast.expr]]:
+    """What a statement binds, and then what its function assigns the variables that it binds."""
+    targets = bound_names(place.statement)
+    yield from ((place, target) for target in targets)
+    names = {target.id for target in targets if isinstance(target, ast.Name)}
+    for node in ast.walk(place.scope) if names else ():
+        at = place.program.place(node) if isinstance(node, ast.Assign) else None
+        if at is not None and at.scope is place.scope:
+            for target, value in assigned(node):
+                if isinstance(value, ast.Name) and value.id in names:
+                    yield at, target
+
+
+def _stored_name(target: ast.expr) -> str:
+    """``hidden`` of ``sample.hidden`` and of ``sample.extra["hidden"]``; else empty."""
+    if isinstance(target, ast.Attribute):
+        return target.attr
+    key = target.slice if isinstance(target, ast.Subscript) else None
+    return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else ""
+
+
+def _is_own(target: ast.expr) -> bool:
+    """Whether it is an attribute of ``self``, or an entry of one."""
+    while isinstance(target, ast.Subscript):
+        target = target.value
+    value = target.value if isinstance(target, ast.Attribute) else None
+    return isinstance(value, ast.Name) and value.id == "self"
+
+
+def _is_of_old_item(case: Case, holder: Holder, place: Place, link: Link) -> bool:
+    """Whether a method sets an attribute of its object later than where that is made and kept.
+
+    What a constructor sets, or the statement that makes the container has set, the items have from
+    the beginning.
+    """
+    functions = {one.function.name for _, one in case.frames if one.function is not None}
+    if functions & _MAKING or place.class_ is None:
+        return False
+    made_at = case.place_of(holder)
+    if made_at is None or any(one.statement is made_at.statement for _, one in case.frames):
+        return False
+    if link.kind is not LinkKind.ATTRIBUTE:
+        return True
+    class_name = link.type_name.rpartition(".")[2]
+    bases = {
+        last_name(ast.unparse(base))
+        for class_ in place.program.classes()
+        if class_.name == class_name
+        for base in class_.bases
+    }
+    return place.class_.name in {class_name, *bases}
 
 
 def _by_name_of_module(case: Case, holder: Holder) -> Place | None:

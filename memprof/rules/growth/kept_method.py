@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
-from memprof.reference_chain import CYCLES, LinkKind, is_field, largest_container
+from memprof.reference_chain import CYCLES, LinkKind
 from memprof.rules.case import Case
+from memprof.rules.recorded_methods import recorded_method
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.program import Place
 
@@ -22,7 +22,6 @@ _SAY_MORE = CYCLES | {
     LinkKind.CLASS_ATTRIBUTE,
 }
 """Links that say themselves why a method is kept."""
-_RECORDS = frozenset({LinkKind.ATTRIBUTE, LinkKind.CLOSURE, LinkKind.DEFAULT_ARGUMENT})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,17 +47,14 @@ class KeptMethod(GrowthRule[MethodReference]):
     )
 
     def match(self, case: Case) -> MethodReference | None:
-        """A method that an attribute or a record's entry holds, and one place that names it."""
+        """A method that a record has in a field, uncalled, and one place that names it."""
         if case.links & _SAY_MORE:
             return None
         for holder in case.finding.holders:
-            registry = largest_container(holder.links)
-            for at, (above, link) in enumerate(pairwise(holder.links)):
-                is_record = above.kind in _RECORDS or is_field(above)
-                if link.kind == LinkKind.BOUND_METHOD and is_record and at != registry:
-                    references = list(_references(case, link.type_name.rpartition(".")[2]))
-                    if len(references) == 1:
-                        return references[0]
+            reference = recorded_method(holder.links, case.programs)
+            if reference is not None:
+                node, place = reference
+                return MethodReference(place, node.lineno, ast.unparse(node))
         return None
 
     def advice(self, cause: MethodReference, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the reference says all
@@ -70,18 +66,6 @@ class KeptMethod(GrowthRule[MethodReference]):
             cause.place,
             cause.line,
         )
-
-
-def _references(case: Case, name: str) -> Iterator[MethodReference]:
-    """Places where a method of that name is named and not called."""
-    for program in case.programs:
-        functions = {id(n.func) for n in program.nodes if isinstance(n, ast.Call)}
-        for node in program.nodes:
-            if not isinstance(node, ast.Attribute) or node.attr != name or id(node) in functions:
-                continue
-            place = program.place(node) if isinstance(node.ctx, ast.Load) else None
-            if place is not None:
-                yield MethodReference(place, node.lineno, ast.unparse(node))
 
 
 RULE = KeptMethod()

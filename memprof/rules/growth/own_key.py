@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memprof.records import Holder
-from memprof.reference_chain import IN_PATHS
+from memprof.reference_chain import IN_PATHS, LinkKind
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.patch import diff, replaced, with_import
@@ -45,6 +45,8 @@ class OwnKey(GrowthRule[ValueWithKey]):
         at, links = entries[0], holders[0].links
         container = links[at - 1].name if at and links[at - 1].kind in IN_PATHS else ""
         below = links[at + 1] if at + 1 < len(links) else None
+        if below is not None and below.kind is LinkKind.BOUND_METHOD:
+            below = None  # where the method is defined says nothing of the entry
         place = case.place_at(below.filename, below.line) if below is not None else None
         return ValueWithKey(container, links[at].length, place or case.place_of(holders[0]))
 

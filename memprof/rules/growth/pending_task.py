@@ -6,8 +6,10 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memprof.reference_chain import LinkKind
+from memprof.records import Holder
+from memprof.reference_chain import VARIABLES, LinkKind
 from memprof.rules.case import Case
+from memprof.rules.queues import queue_at
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.program import Place, calls_in
 
@@ -45,7 +47,10 @@ class PendingTasks(GrowthRule[PendingTask]):
 
     def match(self, case: Case) -> PendingTask | None:
         """A task or timer in a chain of references, and the call that begins it."""
+        waits = any(queue_at(holder) is not None for holder in case.finding.holders)
         for holder in case.finding.holders:
+            if waits and _is_of_one_task(holder):
+                continue  # it is at work on one of those that wait in the queue
             for link in holder.links:
                 if link.kind == LinkKind.TASK and link.name:
                     start = next(_task_starts(case, link.name), None)
@@ -81,6 +86,15 @@ class PendingTasks(GrowthRule[PendingTask]):
             f"what its coroutine knows: {how}, or have the coroutine end by itself.",
             cause.place,
         )
+
+
+def _is_of_one_task(holder: Holder) -> bool:
+    """Whether names alone lead to a task, and from a variable of its coroutine to what it has."""
+    kinds = [link.kind for link in holder.links]
+    if LinkKind.TASK not in kinds or kinds[0] not in VARIABLES:
+        return False
+    lists = (one for one in holder.links if one.type_name != "tuple" and not one.is_record)
+    return not any(one.length > 1 for one in lists)
 
 
 def _timer_start(case: Case, function: str) -> tuple[Place | None, str]:

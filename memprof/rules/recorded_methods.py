@@ -1,0 +1,115 @@
+"""Methods that records have in their fields, where a result was meant, as nothing calls them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from memprof.reference_chain import Link, LinkKind, is_field, largest_container
+from memprof.source_code.idioms import last_name
+from memprof.source_code.program import Place, Program, assigned, called_name
+
+__all__ = ["recorded_method"]
+
+_FIELDS = frozenset({LinkKind.ATTRIBUTE, LinkKind.CLOSURE, LinkKind.DEFAULT_ARGUMENT})
+"""Links by which an object or a function has something under a name."""
+_WRAPPED = "__wrapped__"
+"""The attribute of a function for the one that it was made to call (``functools.wraps``)."""
+_NAMED_TUPLES = ("NamedTuple", "namedtuple")
+"""What makes a class of tuples with names for their items: as its base, or as it is called."""
+
+
+def recorded_method(
+    links: Sequence[Link], programs: Sequence[Program]
+) -> tuple[ast.Attribute, Place] | None:
+    """The one reference to a bound method that a record has in a field, where no program calls it.
+
+    None without one. Methods that the largest container has for its own items are registered there.
+    """
+    registry = largest_container(links)
+    for at, (above, link) in enumerate(pairwise(links)):
+        if link.kind is not LinkKind.BOUND_METHOD or at == registry:
+            continue
+        field = _field(above, programs)
+        method = link.type_name.rpartition(".")[2]
+        if not field or any(_is_called(node, field, method) for p in programs for node in p.nodes):
+            continue
+        references = list(_references(programs, method))
+        if len(references) == 1:
+            return references[0]
+    return None
+
+
+def _references(programs: Sequence[Program], name: str) -> Iterator[tuple[ast.Attribute, Place]]:
+    """Where a method of that name is named and not called, each with its statement."""
+    for program in programs:
+        functions = {id(n.func) for n in program.nodes if isinstance(n, ast.Call)}
+        for node in program.nodes:
+            if not isinstance(node, ast.Attribute) or node.attr != name or id(node) in functions:
+                continue
+            place = program.place(node) if isinstance(node.ctx, ast.Load) else None
+            if place is not None:
+                yield node, place
+
+
+def _field(link: Link, programs: Sequence[Program]) -> str:
+    """The name of the field that a link is by; empty where it is by none."""
+    if link.kind in _FIELDS:
+        return link.name if link.name != _WRAPPED else ""
+    if is_field(link):
+        return link.name.strip("'\"")
+    if link.kind is not LinkKind.ITEM or not link.name.isdigit():
+        return ""
+    for program in programs:
+        for name, fields in _named_tuples(program):
+            if name == link.type_name.rpartition(".")[2]:
+                return fields[int(link.name)] if int(link.name) < len(fields) else link.name
+    return ""
+
+
+def _named_tuples(program: Program) -> Iterator[tuple[str, list[str]]]:
+    """A file's classes of named tuples with their fields, as far as those are written out."""
+    for node in program.nodes:
+        if isinstance(node, ast.ClassDef):
+            bases = {called_name(base) or last_name(ast.unparse(base)) for base in node.bases}
+            if bases & {*_NAMED_TUPLES}:
+                own = [one.target for one in node.body if isinstance(one, ast.AnnAssign)]
+                yield node.name, [one.id for one in own if isinstance(one, ast.Name)]
+        for target, value in assigned(node):
+            if isinstance(value, ast.Call) and called_name(value) in _NAMED_TUPLES:
+                yield last_name(ast.unparse(target)), list(_fields_written(value))
+
+
+def _fields_written(call: ast.Call) -> Iterator[str]:
+    """The fields of ``namedtuple("Row", "step lr")``, or of a list of names, or of pairs."""
+    fields = call.args[1] if len(call.args) > 1 else None
+    if isinstance(fields, ast.Constant):
+        yield from str(fields.value).replace(",", " ").split()
+    for one in fields.elts if isinstance(fields, (ast.List, ast.Tuple)) else ():
+        name = one.elts[0] if isinstance(one, ast.Tuple) and one.elts else one
+        if isinstance(name, ast.Constant):
+            yield str(name.value)
+
+
+def _is_called(node: ast.AST, field: str, method: str) -> bool:
+    """Whether a node calls what a record has in a field, or gives it a name, to call it by that.
+
+    The method may have the field's own name, and is called as an attribute of its object.
+    """
+    if isinstance(node, ast.Call):
+        return _is_read(node.func, field) and not (
+            isinstance(node.func, ast.Attribute) and field == method
+        )
+    return any(_is_read(value, field) for _, value in assigned(node))
+
+
+def _is_read(expression: ast.expr | None, field: str) -> bool:
+    """``record.field``, ``record["field"]``, or ``record.get("field")``."""
+    if isinstance(expression, ast.Call) and called_name(expression) == "get":
+        key: ast.expr | None = expression.args[0] if expression.args else None
+    elif isinstance(expression, ast.Subscript):
+        key = expression.slice
+    else:
+        return isinstance(expression, ast.Attribute) and expression.attr == field
+    return isinstance(key, ast.Constant) and key.value == field
