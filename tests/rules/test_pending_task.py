@@ -96,3 +96,44 @@ def test_the_line_that_begins_the_task_is_named(program, code, how, tmp_path):
     assert (first.fix, first.code) == ("release", code)
     assert how in first.why
     assert found.bytes_per_step == WIDTH * WIDTH * 4
+
+
+async def encoded(session):
+    await asyncio.sleep(0)
+    return session.audio * 2
+
+
+class Encoder(Server):
+    """Keeps its tasks, so that the loop does not lose them."""
+
+    def __init__(self, *, lets_go):
+        super().__init__()
+        self.tasks, self.lets_go = set(), lets_go
+
+    async def serve(self):
+        task = asyncio.create_task(encoded(Session()))
+        self.tasks.add(task)
+        if self.lets_go:
+            task.add_done_callback(self.tasks.discard)
+        await task
+
+
+def keeps_its_tasks(*, lets_go):
+    def program():
+        encoder = Encoder(lets_go=lets_go)
+        return lambda number: encoder.loop.run_until_complete(encoder.serve())
+
+    return program
+
+
+def test_a_task_that_is_done_is_to_be_taken_out(tmp_path):
+    found = findings_of(keeps_its_tasks(lets_go=False), tmp_path / "run.json")[0]
+    first = found.remedies[0]
+    assert (found.rule, first.fix, first.code) == (
+        "pending-task",
+        "clear_container",
+        "self.tasks.add(task)",
+    )
+    assert first.typed == "task.add_done_callback(self.tasks.discard)"
+    rest = findings_of(keeps_its_tasks(lets_go=True), tmp_path / "other.json")
+    assert not [one for one in rest if one.bytes_per_step > 0]

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memprof.records import Holder
-from memprof.reference_chain import VARIABLES, LinkKind
+from memprof.reference_chain import VARIABLES, Link, LinkKind
 from memprof.rules.case import Case
+from memprof.rules.containers import filled_container
 from memprof.rules.queues import queue_at
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.program import Place, calls_in
@@ -19,6 +20,9 @@ _TIMER = "TimerHandle"
 """The class of a timer in asyncio's event loops."""
 _STARTING = ("call_later", "call_at")
 """Methods of a loop that begin one."""
+_TAKING_OUT = {"list": "remove", "set": "discard"}
+"""Methods of containers that a task may be told to call when it is done."""
+_PUTTING_IN = ("add", "append")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,14 +35,18 @@ class PendingTask(Cause):
     """Empty where nothing keeps the task."""
     is_timer: bool = False
     """They are timers of an event loop, which run a function when they are due."""
+    container: str = ""
+    """What keeps tasks that are done, as it is filled; empty of those that are not."""
+    taken_by: str = ""
+    """Its method that takes one out."""
 
 
 class PendingTasks(GrowthRule[PendingTask]):
     """`asyncio.create_task(self.heartbeat(session))` for each session, and no `cancel()`."""
 
     name = "pending-task"
-    summary = "tasks of asyncio that are never done keep what their coroutines know"
-    fixes = ("release",)
+    summary = "tasks of asyncio that are never done, or kept when they are, keep what they know"
+    fixes = ("release", "clear_container")
     precedes = (
         *("kept-graph", "small-view", "growing-container", "unbounded-dict", "assigned-history"),
         *("uncalled-release", "collected-models", "registered-callback", "collecting-object"),
@@ -51,6 +59,8 @@ class PendingTasks(GrowthRule[PendingTask]):
         for holder in case.finding.holders:
             if waits and _is_of_one_task(holder):
                 continue  # it is at work on one of those that wait in the queue
+            if any(map(_is_task_that_is_done, holder.links, holder.links[1:])):
+                return _done_tasks(case, holder)
             for link in holder.links:
                 if link.kind == LinkKind.TASK and link.name:
                     start = next(_task_starts(case, link.name), None)
@@ -75,6 +85,16 @@ class PendingTasks(GrowthRule[PendingTask]):
                 cause.place,
             )
             return
+        if cause.container:
+            call = f"task.add_done_callback({cause.container}.{cause.taken_by})"
+            yield Advice(
+                "clear_container",
+                f"`{cause.container}` keeps each task when it is done, and with it what its "
+                "coroutine returned: take it out then.",
+                cause.place,
+                typed=call if cause.taken_by else "",
+            )
+            return
         how = (
             f"`{cause.name}.cancel()` when what it is for is done with"
             if cause.name
@@ -86,6 +106,28 @@ class PendingTasks(GrowthRule[PendingTask]):
             f"what its coroutine knows: {how}, or have the coroutine end by itself.",
             cause.place,
         )
+
+
+def _is_task_that_is_done(above: Link, link: Link) -> bool:
+    """Whether an item of a container is a task, or a future, that keeps a result."""
+    return above.kind == LinkKind.ITEM and link.kind == LinkKind.TASK and not link.name
+
+
+def _done_tasks(case: Case, holder: Holder) -> PendingTask | None:
+    """Tasks that are done and kept, with the statement that puts them into their container."""
+    at = next(at for at, link in enumerate(holder.links) if link.kind == LinkKind.TASK) - 1
+    method = _TAKING_OUT.get(holder.links[at].type_name, "")
+    filled = filled_container(case)
+    if filled is not None:
+        return PendingTask(
+            "", filled.place, "", container=filled.filling.container, taken_by=method
+        )
+    name = holder.links[at - 1].name if at else ""
+    for call, place in case.calls(*_PUTTING_IN):
+        receiver = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+        if name and receiver.rpartition(".")[2] == name:
+            return PendingTask("", place, "", container=receiver, taken_by=method)
+    return None
 
 
 def _is_of_one_task(holder: Holder) -> bool:
