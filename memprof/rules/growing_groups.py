@@ -19,6 +19,7 @@ import numpy.typing as npt
 from memprof.records import Holder
 from memprof.reference_chain import Link, LinkKind, largest_container
 from memprof.rules.ended_loops import loop_is_over, training_is_over
+from memprof.source_code.fed_anew import is_fed_anew
 from memprof.source_code.frame_kind import FrameKind, frame_kind, is_copy_module
 from memprof.source_code.idioms import copies_collection, grown_into_new, joins_tensors
 from memprof.source_code.program import Place, place_of, source_of
@@ -484,7 +485,8 @@ def _ever_larger(
         return None
     made_anew = _joins if one_each else _copies
     made_within = _joins_within if one_each else _copies_within
-    by_library = _is_kept_by_program(holders) and made_within(survival.tables, stack)
+    is_own = _is_kept_by_program(holders) or _is_given_other_data(survival.tables, stack, holders)
+    by_library = is_own and made_within(survival.tables, stack)
     if not (by_hooks or by_library or made_anew(survival.tables, stack)):
         return None
     growth = _by_steps(growth, survival.steps)
@@ -719,6 +721,19 @@ def _is_kept_by_program(holders: Sequence[Holder]) -> bool:
         )
         for link in links
     )
+
+
+def _is_given_other_data(tables: Tables, stack: int, holders: Sequence[Holder]) -> bool:
+    """True if a variable of the program's holds what a loop's call adds to, with data of its own.
+
+    A cache of one prompt that each of many questions is answered with, and makes longer. An answer
+    that is generated is given what came of the last call.
+    """
+    links = holders[0].links if holders and holders[0].is_named else ()
+    if not links or links[0].kind != LinkKind.LOCAL:
+        return False
+    place = place_of(sites(tables).frames[int(sites(tables).of_stack[stack])])
+    return place is not None and is_fed_anew(place)
 
 
 def _is_hooked(holders: Sequence[Holder]) -> bool:
