@@ -232,3 +232,25 @@ def test_the_copy_is_made_where_what_is_kept_is_taken(tmp_path, library):
     assert (first.rule, first.fix) == ("uncalled-release", "release")
     assert first.code == "cache = self.start"
     assert "hand over a copy (`copy.deepcopy(self.start)`)" in first.why
+
+
+def new_masks():
+    """Each step has a mask of its own, made by a function of the program."""
+    layer = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def mask_of(weight):
+        return (weight.abs() >= weight.abs().median()).float()
+
+    def step(number):
+        mask = mask_of(layer.weight.detach())
+        prune.custom_from_mask(layer, "weight", mask)
+
+    return step
+
+
+def test_a_mask_that_the_program_makes_is_to_take_the_place_of_the_last(tmp_path):
+    found = findings_of(new_masks, tmp_path / "run.json", steps=24)[0]
+    first = found.remedies[0]
+    assert (first.rule, first.fix) == ("uncalled-release", "release")
+    assert first.code == 'prune.custom_from_mask(layer, "weight", mask)'
+    assert "`prune.remove()` of the same module" in first.why

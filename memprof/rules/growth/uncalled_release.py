@@ -23,10 +23,12 @@ from memprof.source_code.program import (
     FUNCTIONS,
     Place,
     bound_names,
+    called_name,
     calls_in,
     own_calls,
     source_of,
 )
+from memprof.source_code.scopes import qualified_name
 from memprof.trace import Frame
 
 __all__ = ["RULE"]
@@ -46,6 +48,15 @@ _SAY_MORE = CYCLES | {
     *(LinkKind.LRU_CACHE, LinkKind.TRACEBACK, LinkKind.EXCEPTION, LinkKind.LOG_RECORD),
     *(LinkKind.ITERATOR, LinkKind.NOTEBOOK),
 }
+
+
+_PRUNED = "PruningContainer"
+"""What `torch.nn.utils.prune` keeps a layer's masks in, when it has more than one."""
+_PRUNING_MODULE = "torch.nn.utils.prune."
+_PRUNING = (
+    *("custom_from_mask", "l1_unstructured", "ln_structured", "random_structured"),
+    "random_unstructured",
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,6 +103,7 @@ class UncalledRelease(GrowthRule[OneWay]):
             *_of_filling_methods(case),
             *_of_stack(case),
             *_of_module(case),
+            *_of_pruning(case),
             *_within(case),
         )
         return next((way for way in ways if not _is_called(case, way)), None)
@@ -272,6 +284,18 @@ def _within(case: Case) -> Iterator[OneWay]:
         release = opposite(method, methods)
         if release:
             yield OneWay(place, own.line, "", method, release, class_name)
+
+
+def _of_pruning(case: Case) -> Iterator[OneWay]:
+    """Calls of `torch.nn.utils.prune` that give a layer one more mask, wherever that was made."""
+    kinds = {link.type_name for holder in case.finding.holders for link in holder.links}
+    if _PRUNED not in kinds:
+        return
+    for call, place in case.calls(*_PRUNING):
+        if qualified_name(place, call.func).startswith(_PRUNING_MODULE):
+            method = called_name(call)
+            receiver = ast.unparse(call.func).rpartition(".")[0]
+            yield OneWay(place, call.lineno, receiver, method, "remove", _PRUNED, is_function=True)
 
 
 def _within_kept(case: Case, links: Sequence[Link]) -> Iterator[OneWay]:
