@@ -133,7 +133,7 @@ def filled_registry(case: Case) -> FilledContainer | None:
     by_name: FilledContainer | None = None
     for program in case.programs:
         for node in program.nodes:
-            if isinstance(node, (ast.Expr, ast.Assign)):
+            if isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign)):
                 place = program.place(node)
                 filling = growing(place)
                 if place is None or not filling or last_name(filling.container) not in names:

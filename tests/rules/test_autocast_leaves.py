@@ -43,3 +43,19 @@ def test_the_cache_is_to_be_turned_off(tmp_path):
     assert found.bytes_per_step == 64 * WIDTH * (4 + 2)  # the leaf, and its copy in bfloat16
     assert first.fix == "disable_autocast_cache"
     assert first.code.startswith("self.region = torch.autocast(")
+
+
+class Saliency(Attack):
+    """Each leaf has its gradient, and the weights ask for none."""
+
+    def step(self, number):
+        self.model.requires_grad_(False)
+        x = torch.rand(64, WIDTH).requires_grad_(True)
+        self.model(x).float().sum().backward(inputs=[x])
+        return x.grad.abs().mean()
+
+
+def test_the_gradient_of_a_leaf_is_there_as_well(tmp_path):
+    found = findings_of(lambda: Saliency(cache_enabled=True).step, tmp_path / "run.json")[0]
+    assert (found.rule, found.remedies[0].fix) == ("autocast-leaves", "disable_autocast_cache")
+    assert found.bytes_per_step == 64 * WIDTH * (4 + 4 + 2)

@@ -98,3 +98,29 @@ def test_what_is_filled_by_the_name_of_the_class_is_meant_for_all(tmp_path):
     (found,) = findings_of(by_the_class, tmp_path / "run.json")
     (first, *_) = found.remedies
     assert (first.fix, first.code) == ("clear_container", "Gauge.history.append(value)")
+
+
+def tracks_by_its_own_class():
+    class Base(nn.Module):
+        tracked = []  # noqa: RUF012 - shared on purpose
+
+        def __init__(self):
+            super().__init__()
+            self.proj = nn.Linear(WIDTH, WIDTH)
+            type(self).tracked += [self]
+
+    class Adapter(Base):
+        pass
+
+    @torch.no_grad()
+    def step(number):
+        Adapter().proj(torch.randn(4, WIDTH))
+
+    return step
+
+
+def test_the_line_that_adds_to_the_class_is_named_where_none_makes_its_list(tmp_path):
+    found = findings_of(tracks_by_its_own_class, tmp_path / "run.json")[0]
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("class-registry", "weakref")
+    assert first.code == "type(self).tracked += [self]"

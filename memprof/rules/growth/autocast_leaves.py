@@ -20,6 +20,8 @@ _CAST = "ToCopyBackward0"
 """Autograd's node of a conversion, which refers to the leaf that was converted."""
 _MOSTLY = 0.8
 """Of the tensors, that come in pairs of a leaf and its copy."""
+_MOST_ALIKE = 2
+"""Tensors of a leaf's size for each copy: its gradient is one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,14 +71,22 @@ def _is_cast(link: Link) -> bool:
 
 
 def _has_copies(case: Case) -> bool:
-    """Whether most of what grows are tensors with one of half the bytes beside each."""
+    """Whether most of what grows are tensors with one of half the bytes beside each.
+
+    A leaf's gradient is as large as the leaf.
+    """
     window, allocs = case.window, case.finding.evidence.allocs
     if window is None or not len(allocs):
         return False
     lives = window.lives
     rows = np.flatnonzero(np.isin(lives.alloc, allocs))
     count = Counter(lives.requested[rows].tolist())
-    paired = sum(2 * min(times, count[size // 2]) for size, times in count.items() if size % 2 == 0)
+    halves = {size // 2: size for size in count if size % 2 == 0 and size // 2 in count}
+    paired = sum(
+        copies + min(_MOST_ALIKE * copies, count[size])
+        for half, size in halves.items()
+        if (copies := count[half])
+    )
     return paired >= _MOSTLY * len(rows)
 
 

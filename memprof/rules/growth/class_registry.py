@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from memprof.records import Holder
@@ -12,8 +12,9 @@ from memprof.rules.case import Case, says
 from memprof.rules.containers import FilledContainer, below_item, filled_registry, is_cache
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.rules.standard_registries import registration
+from memprof.source_code.idioms import last_name
 from memprof.source_code.patch import diff, replaced, with_import
-from memprof.source_code.program import Place
+from memprof.source_code.program import Place, bound_names
 
 __all__ = ["RULE"]
 
@@ -49,18 +50,23 @@ class ClassRegistry(GrowthRule[Registry]):
             return None
         if registration([holder]) is not None:
             return None  # a class of the standard library, to which nobody adds a WeakSet
-        return Registry(holder, case.place_of(holder), filled_registry(case))
+        place, filled = case.place_of(holder), filled_registry(case)
+        names = {link.name for link in holder.links if link.kind == LinkKind.CLASS_ATTRIBUTE}
+        if filled is not None and place is not None and not _binds(place, names):
+            place = None  # of a variable that leads to the class
+        return Registry(holder, place, filled)
 
     def advice(self, cause: Registry, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the registry says all
         """Register objects weakly; or take them out again."""
         of_class, take = says(cause.holder), "Take"
+        filled_at = cause.filled.place if cause.filled is not None else None
         cache = cause.filled is not None and is_cache(cause.filled)
         if cause.of_objects and not cache:  # else nothing but the registry may hold the tensors
             take = "Or take"
             yield Advice(
                 "weakref",
                 f"Every object that was registered lives as long as the class: {of_class}.",
-                cause.place,
+                cause.place or filled_at,
                 patch=_weak(cause.place),
             )
         filled = cause.filled
@@ -80,6 +86,11 @@ class ClassRegistry(GrowthRule[Registry]):
             filled.place if filled is not None else cause.place,
             otherwise=True,
         )
+
+
+def _binds(place: Place, names: Collection[str]) -> bool:
+    """Whether a statement makes a class's attribute of one of some names."""
+    return any(last_name(ast.unparse(one)) in names for one in bound_names(place.statement))
 
 
 def _weak(place: Place | None) -> str:
