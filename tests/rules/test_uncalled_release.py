@@ -218,6 +218,32 @@ class Prefixed(Answers):
         return first + self.model(tokens, past=cache)
 
 
+class ByMethod(Prefixed):
+    """The same, by a method that returns it."""
+
+    def prefix_cache(self):
+        return self.start
+
+    def answer(self, tokens):
+        past = self.prefix_cache()
+        return self.model(tokens, past=past)
+
+
+def begins_by_a_method():
+    answers = ByMethod()
+    return lambda number: answers.answer(torch.ones(16, 64))
+
+
+def test_the_copy_is_made_of_what_a_method_returns(tmp_path, library):
+    library("chat")
+    path = tmp_path / "run.json"
+    (found,) = (one for one in findings_of(begins_by_a_method, path, 60) if one.kind is Kind.LEAK)
+    first = found.remedies[0]
+    assert (first.rule, first.fix) == ("uncalled-release", "release")
+    assert first.code == "past = self.prefix_cache()"
+    assert "hand over a copy (`copy.deepcopy(self.prefix_cache())`)" in first.why
+
+
 def begins_alike():
     answers = Prefixed()
     return lambda number: answers.answer(torch.ones(16, 64))

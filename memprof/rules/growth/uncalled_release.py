@@ -334,17 +334,28 @@ def _taken(case: Case, place: Place) -> tuple[Place, str] | None:
         if isinstance(value, ast.Name)
     }
     for node in ast.walk(place.scope):
-        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Attribute):
+        if not isinstance(node, ast.Assign):
             continue
         names = {one.id for one in bound_names(node) if isinstance(one, ast.Name)}
-        at = (
-            place.program.place(node)
-            if names & argument_names and node.value.attr in link_names
-            else None
-        )
+        is_of_link = not link_names.isdisjoint(_attributes(case, node.value))
+        at = place.program.place(node) if names & argument_names and is_of_link else None
         if at is not None:
             return at, ast.unparse(node.value)
     return None
+
+
+def _attributes(case: Case, value: ast.expr) -> set[str]:
+    """The attribute that a value is, or what a method of the program returns that it calls."""
+    if isinstance(value, ast.Attribute):
+        return {value.attr}
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+        return set()
+    functions = [one for program in case.programs for one in program.functions(value.func.attr)]
+    if len(functions) != 1:
+        return set()
+    returned = [node.value for node in ast.walk(functions[0]) if isinstance(node, ast.Return)]
+    names = {one.attr if isinstance(one, ast.Attribute) else "" for one in returned}
+    return names if "" not in names else set()
 
 
 def _handed_over(place: Place, caller: Frame, method: str) -> str:
