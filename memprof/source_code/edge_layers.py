@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from memprof.source_code.program import FUNCTIONS, Place, assigned, called_name, calls_in
 from memprof.source_code.scopes import parameters, reads_of
@@ -24,6 +26,7 @@ _SUMS = ("add", "sum", "mean")
 _SUMMING = ("index_add", "index_add_", "scatter_add", "scatter_add_")
 _SCALING = (ast.Mult, ast.Div)
 _OF_PYG = "MessagePassing"
+_OF_SHAPE = ("device", "dtype", "shape", "size")
 _RESHAPING = ("reshape", "unsqueeze", "view")
 
 
@@ -116,7 +119,8 @@ def linear_of_sums(place: Place) -> LinearOfEdges | None:
 
     ``sums = self.propagate(edge_index, x=x)`` in a class whose ``aggr`` is a sum or a mean and
     whose `message` scales what it is given; or ``sums.index_add_(0, dst, x[src])``. What is added
-    up may be scaled again. None where anything else reads the sums.
+    up may be scaled again, or be what a function of the file returns to its one caller. None where
+    anything else reads the sums.
     """
     function = place.function
     if function is None:
@@ -125,24 +129,64 @@ def linear_of_sums(place: Place) -> LinearOfEdges | None:
     if sums is None:
         return None
     name, features = sums
-    reads = [node for node, _ in reads_of(function, name)]
-    for call in calls_in(function):
+    if name:
+        reads = [node for node, _ in reads_of(function, name)]
+        reads = [one for one in reads if not _is_added_to(function, one)]
+        linear = _linear_call(place, reads, features)
+        if linear is not None:
+            return linear
+        returned = place.program.place(reads[0]) if len(reads) == 1 else None
+        is_returned = returned is not None and isinstance(returned.statement, ast.Return)
+        if returned is None or not is_returned or _value_of(returned) is not reads[0]:
+            return None
+    return _linear_of_returned(place, function, features)
+
+
+def _linear_of_returned(
+    place: Place, function: ast.FunctionDef | ast.AsyncFunctionDef, features: str
+) -> LinearOfEdges | None:
+    """The linear layer that the one caller of a function gives the sums that it returns."""
+    calls = calls_in(place.program.tree, function.name)
+    at = place.program.place(calls[0]) if len(calls) == 1 else None
+    returns = [one for one in ast.walk(function) if isinstance(one, ast.Return)]
+    if at is None or at.function is None or len(returns) != 1:
+        return None
+    names = [one for one in parameters(function) if one not in ("self", "cls")]
+    given = dict(zip(names, map(ast.unparse, calls[0].args), strict=False))
+    given |= {one.arg: ast.unparse(one.value) for one in calls[0].keywords if one.arg is not None}
+    features = given.get(features, features)
+    bound = [one.id for one, value in assigned(at.statement) if _is_variable(one, value, calls[0])]
+    if not bound:
+        return _linear_call(at, [calls[0]], features)
+    return _linear_call(at, [node for node, _ in reads_of(at.function, bound[0])], features)
+
+
+def _is_variable(target: ast.expr, value: ast.expr | None, bound: ast.expr) -> TypeGuard[ast.Name]:
+    return isinstance(target, ast.Name) and value is bound
+
+
+def _value_of(place: Place) -> ast.expr | None:
+    """What a statement returns, or scales and returns."""
+    value = place.statement.value if isinstance(place.statement, ast.Return) else None
+    return _scaled(value) if value is not None else None
+
+
+def _linear_call(place: Place, reads: Sequence[ast.expr], features: str) -> LinearOfEdges | None:
+    """The linear layer that is given the only read of some sums, as they are or scaled."""
+    for call in calls_in(place.scope):
         if len(call.args) != 1 or not _is_bound_to(place.class_, call.func, _LINEAR):
             continue
-        given = _scaled(call.args[0])
-        at = place.program.place(call)
-        if at is None or not isinstance(given, ast.Name) or given.id != name:
+        given, at = _scaled(call.args[0]), place.program.place(call)
+        if at is None or not reads or any(one is not given for one in reads):
             continue
-        others = [one for one in reads if one is not given and not _is_added_to(function, one)]
-        if not others:
-            scaled_by = call.args[0].right if isinstance(call.args[0], ast.BinOp) else None
-            return LinearOfEdges(
-                ast.unparse(call.func),
-                features,
-                at,
-                has_bias=_has_bias(place.class_, call.func),
-                scaled_by=ast.unparse(scaled_by) if scaled_by is not None else "",
-            )
+        scaled_by = call.args[0].right if isinstance(call.args[0], ast.BinOp) else None
+        return LinearOfEdges(
+            ast.unparse(call.func),
+            features,
+            at,
+            has_bias=_has_bias(place.class_, call.func),
+            scaled_by=ast.unparse(scaled_by) if scaled_by is not None else "",
+        )
     return None
 
 
@@ -220,13 +264,18 @@ def _scaled(value: ast.expr) -> ast.expr:
 
 
 def _sums_of_rows(place: Place) -> tuple[str, str] | None:
-    """The variable to which rows are added that a statement gathers, and of what they are."""
+    """The variable to which rows are added that a statement gathers, and of what they are.
+
+    The variable is empty where the function returns the sums as it makes them.
+    """
     assert place.function is not None
     own = {one.id: value for one, value in assigned(place.statement) if isinstance(one, ast.Name)}
     for call in calls_in(place.function, *_SUMMING):
         at = place.program.place(call)
         added = call.args[2] if len(call.args) > 2 else None
         if isinstance(added, ast.Name) and added.id in own:
+            if not _is_only_added(place.function, added):
+                continue
             added = own[added.id]
         elif at is None or at.statement is not place.statement:
             continue
@@ -239,9 +288,19 @@ def _sums_of_rows(place: Place) -> tuple[str, str] | None:
         targets = [one.id for one, _ in assigned(at.statement) if isinstance(one, ast.Name)]
         into = call.func.value
         name = targets[0] if targets else into.id if isinstance(into, ast.Name) else ""
-        if name:
+        if name or _value_of(at) is call:
             return name, ast.unparse(gathered[0])
     return None
+
+
+def _is_only_added(function: ast.AST, added: ast.Name) -> bool:
+    """Whether a variable is read once, but for its shape."""
+    for read, around in reads_of(function, added.id):
+        parent = around[-1]
+        is_shape = isinstance(parent, ast.Attribute) and parent.attr in _OF_SHAPE
+        if read is not added and not is_shape and called_name(parent) != "expand_as":
+            return False
+    return True
 
 
 def _is_added_to(function: ast.AST, read: ast.Name) -> bool:
