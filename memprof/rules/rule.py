@@ -157,6 +157,10 @@ class WasteRule(Rule, Generic[AnyMatch]):
         """Whether the program has a use for what ``holders`` keep: no headline then."""
         return False
 
+    def is_proven(self, holders: Sequence[Holder]) -> bool:
+        """Whether a tentative match is none, as nobody keeps what ``holders`` do on purpose."""
+        return any(link.kind in self.proven_by for one in holders[:1] for link in one.links)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cause:

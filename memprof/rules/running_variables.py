@@ -13,6 +13,8 @@ __all__ = ["still_running", "variable_of"]
 
 _MAKING = ".__init__"
 """How the name of a frame ends in which an object is made."""
+_COMPREHENSIONS = ("<dictcomp>", "<genexpr>", "<listcomp>", "<setcomp>")
+"""Likewise of a frame that a comprehension has."""
 
 
 def still_running(made_by: Sequence[Frame], now: Sequence[Frame]) -> int | None:
@@ -42,6 +44,8 @@ def variable_of(place: Place, inner: Sequence[Frame], class_name: str = "") -> s
     if len(names) != len(targets):
         return ""
     user = [frame for frame in inner if frame_kind(frame.filename) is FrameKind.USER]
+    while user and user[-1].name.endswith(_COMPREHENSIONS):
+        user.pop()  # a part of the statement, which some versions of Python call as a function
     if len(names) == 1 and not user:
         return names[0]
     if not user:
@@ -61,6 +65,8 @@ def _of_object(value: ast.expr, names: Sequence[str], class_name: str) -> str:
     if isinstance(value, ast.Tuple):
         at = _made_by_class(value, class_name) if len(value.elts) == len(names) else None
         return names[at] if at is not None else ""
+    if isinstance(value, (ast.ListComp, ast.SetComp)):
+        value = value.elt  # all are of that class
     is_its = bool(class_name) and called_name(value) == class_name
     return names[0] if len(names) == 1 and is_its else ""
 

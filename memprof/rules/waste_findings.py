@@ -199,8 +199,7 @@ def _proven(one: _Candidate, holders: Sequence[Holder], run: Run) -> Match:
         return replace(one.match, rises=False)
     if one.rule.is_meant(_holders(one, run, _LEAST_SAY), one.window):
         return replace(one.match, tentative=True)
-    links = {link.kind for holder in holders[:1] for link in holder.links}
-    if one.match.tentative and links & one.rule.proven_by:
+    if one.match.tentative and one.rule.is_proven(holders):
         return replace(one.match, tentative=False)
     return one.match
 

@@ -43,7 +43,7 @@ from memprof.source_code.verbs import (
     TEXT_FUNCTIONS,
 )
 
-__all__ = ["Flow", "FlowOf", "flow_from", "flow_into", "flow_of"]
+__all__ = ["Flow", "FlowOf", "flow_from", "flow_into", "flow_of", "flow_of_value"]
 
 _HOLDING = frozenset(("dict", "enumerate", "iter", "list", "next", "reversed", "tuple", "zip"))
 """Builtin functions whose result holds what they are given."""
@@ -324,6 +324,14 @@ def flow_of(programs: Sequence[Program], place: Place, text: str, *, through: bo
     scopes = tuple(node for node in place.around if isinstance(node, FUNCTIONS))
     flow.give(ast.parse(text, mode="eval").body, scopes)
     return flow.follow()
+
+
+def flow_of_value(
+    programs: Sequence[Program], place: Place, value: ast.expr, *, through: bool
+) -> Flow:
+    """The flow of what an expression of a statement is, through the program."""
+    source = _flow([place.program, *programs], through=through).source
+    return FlowOf(source, through, origins=frozenset((id(value),))).follow()
 
 
 def flow_from(programs: Sequence[Program], function: str) -> Flow:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from memprof.source_code.program import FUNCTIONS, Place, assigned, called_name, calls_in
 from memprof.source_code.scopes import parameters, reads_of
+from memprof.source_code.values import returned_by
 
 __all__ = ["LinearOfEdges", "linear_of_edges", "linear_of_gathered", "linear_of_sums"]
 
@@ -24,6 +27,9 @@ _SUMS = ("add", "sum", "mean")
 _SUMMING = ("index_add", "index_add_", "scatter_add", "scatter_add_")
 _SCALING = (ast.Mult, ast.Div)
 _OF_PYG = "MessagePassing"
+_SWAPPING = ("movedim", "permute", "swapaxes", "transpose")
+_ENDS_OF_EDGES = 2
+_OF_SHAPE = ("device", "dtype", "shape", "size")
 _RESHAPING = ("reshape", "unsqueeze", "view")
 
 
@@ -87,15 +93,17 @@ def linear_of_gathered(place: Place) -> LinearOfEdges | None:
     """``self.lin(x[src])`` or ``self.lin(torch.cat([x[src], x[dst]], -1))``, as a statement has it.
 
     Or as one gathers, or joins, what a variable then hands to the layer. In a `message` ``x_j`` is
-    gathered. ``torch.cat([x[src], x[dst]], -1) @ self.att`` is linear, too. None where anything
-    else reads what the layer is given.
+    gathered. ``torch.cat([x[src], x[dst]], -1) @ self.att`` is linear, too. A function of the file
+    may gather, and return that to its one caller. None where anything else reads what the layer is
+    given.
     """
-    for node in ast.walk(place.function) if place.function is not None else ():
-        mapped = _linear_map(place.class_, node)
-        at = place.program.place(node) if mapped is not None else None
+    functions = [place.function, _only_caller(place)]
+    for node in (node for one in functions if one is not None for node in ast.walk(one)):
+        at = place.program.place(node) if isinstance(node, ast.expr) else None
+        mapped = _linear_map(at.class_, node) if at is not None else None
         if mapped is None or at is None:
             continue
-        (by, given), of_layer = mapped, _Given(place)
+        (by, given), of_layer = mapped, _Given(at)
         if not of_layer.follow(given) or not of_layer.gathered:
             continue
         makes_it = [] if isinstance(given, ast.Name) else [at.statement]
@@ -111,12 +119,22 @@ def linear_of_gathered(place: Place) -> LinearOfEdges | None:
     return None
 
 
+def _only_caller(place: Place) -> ast.AST | None:
+    """The function around the one call of the function around a statement; None without one."""
+    if place.function is None or place.function.name == _MESSAGE:
+        return None
+    calls = calls_in(place.program.tree, place.function.name)
+    at = place.program.place(calls[0]) if len(calls) == 1 else None
+    return at.function if at is not None else None
+
+
 def linear_of_sums(place: Place) -> LinearOfEdges | None:
     """``self.lin(sums)``, of what a statement gathers for each edge and adds up for each node.
 
     ``sums = self.propagate(edge_index, x=x)`` in a class whose ``aggr`` is a sum or a mean and
     whose `message` scales what it is given; or ``sums.index_add_(0, dst, x[src])``. What is added
-    up may be scaled again. None where anything else reads the sums.
+    up may be scaled again, or be what a function of the file returns to its one caller. None where
+    anything else reads the sums.
     """
     function = place.function
     if function is None:
@@ -125,24 +143,64 @@ def linear_of_sums(place: Place) -> LinearOfEdges | None:
     if sums is None:
         return None
     name, features = sums
-    reads = [node for node, _ in reads_of(function, name)]
-    for call in calls_in(function):
+    if name:
+        reads = [node for node, _ in reads_of(function, name)]
+        reads = [one for one in reads if not _is_added_to(function, one)]
+        linear = _linear_call(place, reads, features)
+        if linear is not None:
+            return linear
+        returned = place.program.place(reads[0]) if len(reads) == 1 else None
+        is_returned = returned is not None and isinstance(returned.statement, ast.Return)
+        if returned is None or not is_returned or _value_of(returned) is not reads[0]:
+            return None
+    return _linear_of_returned(place, function, features)
+
+
+def _linear_of_returned(
+    place: Place, function: ast.FunctionDef | ast.AsyncFunctionDef, features: str
+) -> LinearOfEdges | None:
+    """The linear layer that the one caller of a function gives the sums that it returns."""
+    calls = calls_in(place.program.tree, function.name)
+    at = place.program.place(calls[0]) if len(calls) == 1 else None
+    returns = [one for one in ast.walk(function) if isinstance(one, ast.Return)]
+    if at is None or at.function is None or len(returns) != 1:
+        return None
+    names = [one for one in parameters(function) if one not in ("self", "cls")]
+    given = dict(zip(names, map(ast.unparse, calls[0].args), strict=False))
+    given |= {one.arg: ast.unparse(one.value) for one in calls[0].keywords if one.arg is not None}
+    features = given.get(features, features)
+    bound = [one.id for one, value in assigned(at.statement) if _is_variable(one, value, calls[0])]
+    if not bound:
+        return _linear_call(at, [calls[0]], features)
+    return _linear_call(at, [node for node, _ in reads_of(at.function, bound[0])], features)
+
+
+def _is_variable(target: ast.expr, value: ast.expr | None, bound: ast.expr) -> TypeGuard[ast.Name]:
+    return isinstance(target, ast.Name) and value is bound
+
+
+def _value_of(place: Place) -> ast.expr | None:
+    """What a statement returns, or scales and returns."""
+    value = place.statement.value if isinstance(place.statement, ast.Return) else None
+    return _scaled(value) if value is not None else None
+
+
+def _linear_call(place: Place, reads: Sequence[ast.expr], features: str) -> LinearOfEdges | None:
+    """The linear layer that is given the only read of some sums, as they are or scaled."""
+    for call in calls_in(place.scope):
         if len(call.args) != 1 or not _is_bound_to(place.class_, call.func, _LINEAR):
             continue
-        given = _scaled(call.args[0])
-        at = place.program.place(call)
-        if at is None or not isinstance(given, ast.Name) or given.id != name:
+        given, at = _scaled(call.args[0]), place.program.place(call)
+        if at is None or not reads or any(one is not given for one in reads):
             continue
-        others = [one for one in reads if one is not given and not _is_added_to(function, one)]
-        if not others:
-            scaled_by = call.args[0].right if isinstance(call.args[0], ast.BinOp) else None
-            return LinearOfEdges(
-                ast.unparse(call.func),
-                features,
-                at,
-                has_bias=_has_bias(place.class_, call.func),
-                scaled_by=ast.unparse(scaled_by) if scaled_by is not None else "",
-            )
+        scaled_by = call.args[0].right if isinstance(call.args[0], ast.BinOp) else None
+        return LinearOfEdges(
+            ast.unparse(call.func),
+            features,
+            at,
+            has_bias=_has_bias(place.class_, call.func),
+            scaled_by=ast.unparse(scaled_by) if scaled_by is not None else "",
+        )
     return None
 
 
@@ -220,13 +278,18 @@ def _scaled(value: ast.expr) -> ast.expr:
 
 
 def _sums_of_rows(place: Place) -> tuple[str, str] | None:
-    """The variable to which rows are added that a statement gathers, and of what they are."""
+    """The variable to which rows are added that a statement gathers, and of what they are.
+
+    The variable is empty where the function returns the sums as it makes them.
+    """
     assert place.function is not None
     own = {one.id: value for one, value in assigned(place.statement) if isinstance(one, ast.Name)}
     for call in calls_in(place.function, *_SUMMING):
         at = place.program.place(call)
         added = call.args[2] if len(call.args) > 2 else None
         if isinstance(added, ast.Name) and added.id in own:
+            if not _is_only_added(place.function, added):
+                continue
             added = own[added.id]
         elif at is None or at.statement is not place.statement:
             continue
@@ -239,9 +302,19 @@ def _sums_of_rows(place: Place) -> tuple[str, str] | None:
         targets = [one.id for one, _ in assigned(at.statement) if isinstance(one, ast.Name)]
         into = call.func.value
         name = targets[0] if targets else into.id if isinstance(into, ast.Name) else ""
-        if name:
+        if name or _value_of(at) is call:
             return name, ast.unparse(gathered[0])
     return None
+
+
+def _is_only_added(function: ast.AST, added: ast.Name) -> bool:
+    """Whether a variable is read once, but for its shape."""
+    for read, around in reads_of(function, added.id):
+        parent = around[-1]
+        is_shape = isinstance(parent, ast.Attribute) and parent.attr in _OF_SHAPE
+        if read is not added and not is_shape and called_name(parent) != "expand_as":
+            return False
+    return True
 
 
 def _is_added_to(function: ast.AST, read: ast.Name) -> bool:
@@ -277,6 +350,8 @@ def _linear_map(class_: ast.ClassDef | None, node: ast.AST) -> tuple[ast.expr, a
         return None
     elif len(node.args) == 1 and _is_bound_to(class_, node.func, _LINEAR):
         return node.func, node.args[0]
+    elif called_name(node) == "einsum" and _maps_rows(node):
+        given, by = node.args[1], node.args[2]
     elif called_name(node) not in _MULTIPLYING:
         return None
     elif len(node.args) == 1 and isinstance(node.func, ast.Attribute):
@@ -286,6 +361,18 @@ def _linear_map(class_: ast.ClassDef | None, node: ast.AST) -> tuple[ast.expr, a
     else:
         return None
     return (by, given) if _is_bound_to(class_, by, _PARAMETER) else None
+
+
+def _maps_rows(call: ast.Call) -> bool:
+    """Whether an ``einsum`` multiplies each row of one operand by another: ``ed,do->eo``."""
+    equation = call.args[0] if len(call.args) == len(("equation", "rows", "weights")) else None
+    if not isinstance(equation, ast.Constant):
+        return False
+    operands, _, result = str(equation.value).replace(" ", "").partition("->")
+    rows, _, weights = operands.partition(",")
+    if not (rows.isalpha() and weights.isalpha() and rows[-1] in weights):
+        return False
+    return result == rows[:-1] + weights.replace(rows[-1], "") and rows[-1] not in rows[:-1]
 
 
 class _Given:
@@ -298,6 +385,8 @@ class _Given:
         self.statements: list[ast.stmt] = []
         self.parts = 1
         self.is_shared = False
+        self._entered: set[int] = set()
+        """What functions return, by identity, that was followed."""
 
     def follow(self, value: ast.expr) -> bool:
         """Whether nothing else reads it, and it is gathered, or joined of what is in part."""
@@ -310,10 +399,28 @@ class _Given:
             self.parts = len(joined.elts)
             are_gathered = [self.follow(one) for one in joined.elts]  # each of them, to the last
             return any(are_gathered)
+        pairs = _pairs_of_rows(value)
+        if pairs is not None:
+            self.gathered.append(pairs)
+            self.parts = _ENDS_OF_EDGES
+            return True
         rows_of = _rows_of(value)
         if rows_of is not None:
             self.gathered.append(rows_of)
-        return rows_of is not None
+            return True
+        return self._follow_call(value)
+
+    def _follow_call(self, value: ast.expr) -> bool:
+        """The same of what a function of the file returns, which gathers it."""
+        returned = returned_by(self._place, value)
+        if len(returned) != 1 or id(returned[0][1]) in self._entered:
+            return False
+        caller, ((self._place, gathered),) = self._place, returned
+        self._entered.add(id(gathered))
+        self.statements.append(self._place.statement)
+        is_gathered = self.follow(gathered)
+        self._place = caller
+        return is_gathered
 
     def _follow_variable(self, name: str) -> bool:
         function = self._place.function
@@ -344,20 +451,34 @@ class _Given:
         return self.follow(value)
 
 
+def _pairs_of_rows(value: ast.expr) -> ast.expr | None:
+    """``x`` in ``x[edges].permute(1, 0, 2).flatten(1)``: both ends of each edge in one row."""
+    methods: list[str] = []
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        if called_name(value) == _SELECTING:
+            break
+        methods.append(called_name(value))
+        value = value.func.value
+    joins = methods[:1] and methods[0] in ("flatten", *_RESHAPING)
+    if not joins or not any(one in _SWAPPING for one in methods[1:]):
+        return None
+    return _rows_of(value) if {*methods} <= {"flatten", *_RESHAPING, *_SWAPPING} else None
+
+
 def _rows_of(value: ast.expr) -> ast.expr | None:
     """``x`` in ``x[src]`` and ``x.index_select(0, src)``; None for slices, and numbers of rows."""
     if isinstance(value, ast.Subscript):
         is_index = isinstance(value.slice, (ast.Name, ast.Attribute, ast.Subscript))
         return value.value if is_index else None
-    if called_name(value) != _SELECTING or not isinstance(value, ast.Call) or not value.args:
+    if called_name(value) != _SELECTING or not isinstance(value, ast.Call):
         return None
-    of, *rest = value.args
     if not isinstance(value.func, ast.Attribute):
         return None
-    if ast.unparse(value.func.value) != "torch":
-        of, rest = value.func.value, value.args
-    is_of_rows = bool(rest) and isinstance(rest[0], ast.Constant) and rest[0].value == 0
-    return of if is_of_rows else None
+    names, of_torch = ["input", "dim", "index"], ast.unparse(value.func.value) == "torch"
+    given = dict(zip(names[not of_torch :], value.args, strict=False))
+    given |= {one.arg: one.value for one in value.keywords if one.arg is not None}
+    of, dim = given.get("input") if of_torch else value.func.value, given.get("dim")
+    return of if isinstance(dim, ast.Constant) and dim.value == 0 else None
 
 
 def _is_bound_to(class_: ast.ClassDef | None, attribute: ast.expr, kind: str) -> bool:

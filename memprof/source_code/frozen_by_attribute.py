@@ -7,7 +7,16 @@ from collections.abc import Collection, Iterator
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
-from memprof.source_code.program import FUNCTIONS, Place, Program, called_name
+from memprof.source_code.program import (
+    FUNCTIONS,
+    Place,
+    Program,
+    bound_names,
+    called_name,
+    calls_in,
+    root_name,
+)
+from memprof.source_code.scopes import parameters as parameters_of
 from memprof.source_code.values import values_of
 
 __all__ = ["FreezingAttribute", "freezing_attributes"]
@@ -41,24 +50,32 @@ def freezing_attributes(program: Program, paths: Collection[str]) -> Iterator[Fr
     these, unless the attribute is misspelled.
     """
     for node in program.nodes:
-        if not isinstance(node, ast.Assign) or not _is_false(node.value):
-            continue
-        place = program.place(node)
-        if place is None:
-            continue
+        place = program.place(node) if isinstance(node, (ast.Assign, ast.Expr)) else None
+        for receiver, name in _set_false(node) if place is not None else ():
+            assert place is not None
+            if name == _ATTRIBUTE:
+                modules = frozenset(_modules(place, receiver, paths))
+                if modules:
+                    yield FreezingAttribute(place, receiver, modules)
+            elif _is_misspelled(name):
+                modules = frozenset(_modules_of_parameter(place, receiver, paths))
+                if modules:
+                    yield FreezingAttribute(place, receiver, modules, name, meant=_ATTRIBUTE)
+
+
+def _set_false(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
+    """Of what a statement sets an attribute to False, and that attribute: by ``setattr``, too."""
+    if isinstance(node, ast.Assign) and _is_false(node.value):
         for target in node.targets:
-            if not isinstance(target, ast.Attribute):
-                continue
-            if target.attr == _ATTRIBUTE:
-                modules = frozenset(_modules(place, target.value, paths))
-                if modules:
-                    yield FreezingAttribute(place, target.value, modules)
-            elif _is_misspelled(target.attr):
-                modules = frozenset(_modules_of_parameter(place, target.value, paths))
-                if modules:
-                    yield FreezingAttribute(
-                        place, target.value, modules, target.attr, meant=_ATTRIBUTE
-                    )
+            if isinstance(target, ast.Attribute):
+                yield target.value, target.attr
+    call = node.value if isinstance(node, ast.Expr) else None
+    if not isinstance(call, ast.Call) or ast.unparse(call.func) != "setattr":
+        return
+    if len(call.args) == len(("object", "name", "value")) and _is_false(call.args[2]):
+        name = call.args[1]
+        if isinstance(name, ast.Constant) and isinstance(name.value, str):
+            yield call.args[0], name.value
 
 
 def _is_misspelled(name: str) -> bool:
@@ -108,12 +125,44 @@ def _is_false(value: ast.expr) -> bool:
 
 def _modules(place: Place, receiver: ast.expr, paths: Collection[str]) -> Iterator[str]:
     """Paths of the modules that an expression stands for, and of all that lie below them."""
-    if isinstance(receiver, ast.Name):
-        iterated = _iterated(place, receiver.id)
-        names = {_module_iterated(iterated)} if iterated is not None else _classes(place, receiver)
-    else:
-        names = {receiver.attr} if isinstance(receiver, ast.Attribute) else set()
+    iterated = _iterated(place, receiver.id) if isinstance(receiver, ast.Name) else None
+    module = receiver if iterated is None else _module_iterated(iterated)
+    names: set[str] = set()
+    if isinstance(module, ast.Attribute):
+        names = {module.attr}
+    elif isinstance(module, ast.Name):
+        names = _names_handed(place, module.id)
+        names |= _classes(place, module) if iterated is None else set()
     yield from (path for path in paths if names & set(path.split(".")))
+
+
+def _names_handed(place: Place, name: str) -> set[str]:
+    """The attributes and classes of modules that callers hand a function as its parameter.
+
+    Of ``freeze(self.encoder)``, and of ``self.encoder = freeze(Encoder())`` where the function
+    returns what it is handed.
+    """
+    function = place.function
+    parameters = list(parameters_of(function)) if function is not None else []
+    if function is None or name not in parameters or place.class_ is not None:
+        return set()
+    position = parameters.index(name)
+    names: set[str] = set()
+    for call in calls_in(place.program.tree, function.name):
+        at = place.program.place(call)
+        if at is None or position >= len(call.args):
+            continue
+        module = call.args[position]
+        if isinstance(module, ast.Attribute):
+            names.add(module.attr)
+        elif isinstance(module, ast.Name):
+            names |= _classes(at, module)
+        elif isinstance(module, ast.Call) and getattr(at.statement, "value", None) is call:
+            bound = [one for one in bound_names(at.statement) if isinstance(one, ast.Attribute)]
+            returns = [one for one in ast.walk(function) if isinstance(one, ast.Return)]
+            if all(one.value is not None and root_name(one.value) == name for one in returns):
+                names |= {one.attr for one in bound}
+    return names
 
 
 def _iterated(place: Place, name: str) -> ast.expr | None:
@@ -132,15 +181,15 @@ def _binds(target: ast.expr, name: str) -> bool:
     return any(isinstance(one, ast.Name) and one.id == name for one in targets)
 
 
-def _module_iterated(iterated: ast.expr) -> str:
-    """The name of the module whose parts are gone through; empty for parameters and others."""
+def _module_iterated(iterated: ast.expr) -> ast.expr | None:
+    """The module whose parts are gone through; None for parameters and others."""
     while isinstance(iterated, ast.Subscript):
         iterated = iterated.value  # the first few layers
-    if isinstance(iterated, ast.Call) and called_name(iterated) in _MODULES_WITHIN:
+    if isinstance(iterated, ast.Call):
         if not isinstance(iterated.func, ast.Attribute):
-            return ""
-        iterated = iterated.func.value
-    return iterated.attr if isinstance(iterated, ast.Attribute) else ""
+            return None
+        return iterated.func.value if called_name(iterated) in _MODULES_WITHIN else None
+    return iterated if isinstance(iterated, ast.Attribute) else None
 
 
 def _classes(place: Place, receiver: ast.Name) -> set[str]:

@@ -404,6 +404,7 @@ def enlarged_copy(statement: ast.stmt) -> str:
     ``parts = torch.cat(parts)``, where the name was a list's.
     """
     texts = {ast.unparse(target) for target in bound_names(statement)}
+    texts |= set(_entries_set(statement))
     for call in own_calls(statement, *JOINING, "append", "pad"):
         if called_name(call) == "append" and len(call.args) < 2:
             continue  # a list's
@@ -415,6 +416,20 @@ def enlarged_copy(statement: ast.stmt) -> str:
                 if is_nameable and not is_list and ast.unparse(node) in texts:
                     return ast.unparse(node)
     return ""
+
+
+def _entries_set(statement: ast.stmt) -> Iterator[str]:
+    """``state['keys']`` of ``state.update(keys=…)``, and of the same with a dictionary."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if called_name(call or statement) != "update" or not isinstance(call, ast.Call):
+        return
+    mapping = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    keys: list[ast.expr | None] = [
+        ast.Constant(one.arg) for one in call.keywords if one.arg is not None
+    ]
+    for given in call.args:
+        keys += given.keys if isinstance(given, ast.Dict) else []
+    yield from (f"{mapping}[{ast.unparse(one)}]" for one in keys if mapping and one is not None)
 
 
 def joins_tensors(statement: ast.stmt) -> bool:

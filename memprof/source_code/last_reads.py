@@ -19,11 +19,12 @@ _SHARING_FUNCTIONS = frozenset(("as_tensor", "asarray", "from_numpy", "partial",
 """Functions whose result may be in the memory of an argument, or hold the argument."""
 
 
-def reads_again(place: Place, name: str, line: int) -> bool:
+def reads_again(place: Place, name: str, line: int, key: object = None) -> bool:
     """Whether a variable that ``place`` binds is read once its function is at ``line`` or later.
 
     In a loop around ``line`` the next pass counts as later. A function or a class inside may run
-    at any time, and so may another function where the name is the file's.
+    at any time, and so may another function where the name is the file's. Of a dictionary's entry
+    of a ``key``, reads of its other entries are none.
     """
     around_line = place.program.at(line)
     if around_line is None:
@@ -37,6 +38,8 @@ def reads_again(place: Place, name: str, line: int) -> bool:
     if isinstance(around_line.statement, LOOPS):
         loops.append(around_line.statement)
     for load, around in reads_of(place.scope, name):
+        if key is not None and _reads_other(load, around, key):
+            continue
         if load.lineno >= line or any(isinstance(one, _INNER) for one in around[1:]):
             return True
         for loop in loops:
@@ -47,14 +50,25 @@ def reads_again(place: Place, name: str, line: int) -> bool:
     return False
 
 
-def last_read_before(place: Place, name: str, line: int) -> int:
-    """The last line before ``line`` on which a variable is read; else that on which it is bound."""
+def last_read_before(place: Place, name: str, line: int, key: object = None) -> int:
+    """The last line before ``line`` on which a variable is read; else that on which it is bound.
+
+    Of a dictionary's entry of a ``key``, reads of its other entries are none.
+    """
     lines = [
         load.end_lineno or load.lineno
-        for load, _ in reads_of(place.scope, name)
-        if load.lineno < line
+        for load, around in reads_of(place.scope, name)
+        if load.lineno < line and not (key is not None and _reads_other(load, around, key))
     ]
     return max([place.statement.end_lineno or place.line, *lines])
+
+
+def _reads_other(load: ast.expr, around: list[ast.AST], key: object) -> bool:
+    """Whether a read takes another entry of a dictionary: ``stages["second"]``."""
+    part = around[-1]
+    if not isinstance(part, ast.Subscript) or part.value is not load:
+        return False
+    return isinstance(part.slice, ast.Constant) and part.slice.value != key
 
 
 def is_its_only_holder(programs: Sequence[Program], place: Place, name: str) -> bool:

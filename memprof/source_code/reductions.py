@@ -28,6 +28,7 @@ __all__ = [
     "reducing",
     "reduction_of",
     "reductions_of",
+    "summed_indices",
 ]
 
 _PICKING = frozenset(
@@ -311,7 +312,23 @@ def picking(node: ast.AST, around: list[ast.AST]) -> ast.Call | None:
     call = _called_with(node, around)
     if call is None or _operand(call) is not node:
         return None
-    return call if called_name(call) in _PICKING or _picks_one(call) else None
+    is_reducing = called_name(call) in _PICKING or bool(summed_indices(call))
+    return call if is_reducing or _picks_one(call) else None
+
+
+def summed_indices(call: ast.Call) -> tuple[int, ...]:
+    """The dimensions that an ``einsum`` of one operand adds up, counted from the last: ``(-2,)``.
+
+    Empty for any other call, and where the others do not stay in their order.
+    """
+    equation = call.args[0] if called_name(call) == "einsum" and call.args else None
+    if len(call.args) != len(("equation", "operand")) or not isinstance(equation, ast.Constant):
+        return ()
+    operand, arrow, result = str(equation.value).replace(" ", "").partition("->")
+    is_plain = operand.isalpha() and len(set(operand)) == len(operand)
+    if not arrow or not is_plain or result != "".join(one for one in operand if one in result):
+        return ()
+    return tuple(at - len(operand) for at, one in enumerate(operand) if one not in result)
 
 
 def computed_by_value(node: ast.AST, waiting: list[ast.AST]) -> ast.expr | None:
@@ -356,7 +373,8 @@ def _operand(call: ast.Call) -> ast.expr | None:
     if not isinstance(call.func, ast.Attribute):
         return None
     if _is_of_module(call):
-        return call.args[0] if call.args else None
+        at = int(called_name(call) == "einsum")  # after its equation
+        return call.args[at] if len(call.args) > at else None
     return call.func.value
 
 

@@ -88,6 +88,57 @@ def rows_are_read():
     return training(profile_of)
 
 
+def through_a_function():
+    """The gradient of the rows is that of their mean, which another line takes."""
+
+    def profile_of(table, history):
+        rows = F.embedding(history, table.weight)
+        return torch.mean(rows, dim=-2)
+
+    return training(profile_of)
+
+
+class OfFields(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(ITEMS, WIDTH) for _ in range(2))
+        self.head = nn.Linear(2 * WIDTH, 1)
+
+    @staticmethod
+    def pooled(rows):
+        return torch.einsum("bnd->bd", rows)
+
+    def forward(self, fields):
+        parts = [self.pooled(table(one)) for table, one in zip(self.tables, fields, strict=True)]
+        return self.head(torch.cat(parts, dim=1))
+
+
+class OfFeatures(OfFields):
+    """The features of a row are added up, and each row remains."""
+
+    @staticmethod
+    def added(rows):
+        return torch.einsum("bnd->bn", rows)
+
+    def forward(self, fields):
+        parts = [self.added(table(one)) for table, one in zip(self.tables, fields, strict=True)]
+        return self.head(torch.cat(parts, dim=1))
+
+
+def of_fields(kind=OfFields):
+    model = kind()
+
+    def step(number):
+        model.zero_grad()
+        model([torch.randint(ITEMS, (USERS, HISTORY)) for _ in range(2)]).mean().backward()
+
+    return step
+
+
+def features_of_fields():
+    return of_fields(OfFeatures)
+
+
 def sums_told(program, path):
     return [one for one in findings_of(program, path) if one.rule == "embedding-sums"]
 
@@ -110,7 +161,27 @@ def test_one_function_for_both_is_told_and_what_it_saves(program, read, mode, tm
 
 
 @pytest.mark.parametrize(
-    "program", [looks_alike, over_the_features, through_a_layer, rows_are_read]
+    "program",
+    [looks_alike, over_the_features, through_a_layer, rows_are_read, features_of_fields],
 )
 def test_rows_that_are_needed_are_left_alone(program, tmp_path):
     assert sums_told(program, tmp_path / "run.json") == []
+
+
+def test_the_gradient_of_the_rows_may_come_from_the_line_that_adds_them_up(tmp_path):
+    (one,) = sums_told(through_a_function, tmp_path / "run.json")
+    assert one.title.endswith("of which only `torch.mean(rows, dim=-2)` is read")
+    assert one.remedies[0].code == "rows = F.embedding(history, table.weight)"
+    assert one.bytes == ROWS
+    findings_of(looks_alike, tmp_path / "bag.json")
+    saved = peak_of(tmp_path / "run.json") - peak_of(tmp_path / "bag.json")
+    assert one.remedies[0].saves_bytes == pytest.approx(saved, abs=2 * USERS * HISTORY * 8)
+
+
+def test_tables_of_a_list_are_looked_up_one_by_one_and_summed_by_einsum(tmp_path):
+    (one,) = sums_told(of_fields, tmp_path / "run.json")
+    (first,) = one.remedies
+    assert one.title.endswith("of which only `torch.einsum('bnd->bd', rows)` is read")
+    assert first.typed == 'nn.EmbeddingBag(…, mode="sum")'
+    assert first.code.startswith("parts = [self.pooled(table(one))")
+    assert one.bytes == ROWS

@@ -75,3 +75,92 @@ def test_the_model_itself_is_to_be_called(tmp_path):
 
 def test_a_copy_that_is_changed_is_meant(tmp_path):
     assert "evaluated-copy" not in names(looks_alike, tmp_path / "run.json")
+
+
+class Scored(nn.Module):
+    def __init__(self, width, out):
+        super().__init__()
+        self.args = (width, out)
+        self.body = nn.Sequential(nn.Linear(width, WIDTH), nn.ReLU(), nn.Linear(WIDTH, out))
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def made_anew(model):
+    twin = type(model)(*model.args)
+    twin.load_state_dict(model.state_dict())
+    return twin.requires_grad_(False).eval()
+
+
+def score_of_one_made_anew(model, x):
+    net = made_anew(model)
+    return net(x).square().mean().item()
+
+
+@torch.no_grad()
+def score_by_the_same_name(model, x):
+    model = copy.deepcopy(model)
+    model.train(False)
+    losses = [model(part).square().mean() for part in x.split(1)]
+    return torch.stack(losses).mean().item()
+
+
+def before_the_step(model):
+    former = type(model)(*model.args)
+    former.load_state_dict(model.state_dict())
+    return former.requires_grad_(False).eval()
+
+
+def held_to_what_it_was(model, x):
+    """The copy stays as it is while the model is trained on."""
+    former = before_the_step(model)
+    for _ in range(2):
+        loss = (model(x) - former(x)).square().mean() + model(x).mean()
+        loss.backward()
+        torch.optim.SGD(model.parameters(), lr=0.01).step()
+
+
+def training_of_a_class(evaluate):
+    model = Scored(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(number):
+        loss = model(torch.randn(2, WIDTH)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if number % 4 == 3:
+            evaluate(model, torch.randn(2, WIDTH))
+
+    return step
+
+
+def test_a_twin_that_a_function_makes_for_its_values_is_a_copy(tmp_path):
+    def program():
+        return training_of_a_class(score_of_one_made_anew)
+
+    every = findings_of(program, tmp_path / "run.json")
+    found = next(one for one in every if one.rule == "evaluated-copy")
+    (only,) = found.remedies
+    assert (found.rule, only.code, only.typed) == (
+        "evaluated-copy",
+        "twin = type(model)(*model.args)",
+        "model.eval()",
+    )
+    findings_of(lambda: training_of_a_class(score), tmp_path / "itself.json")
+    saved = peak_of(tmp_path / "run.json") - peak_of(tmp_path / "itself.json")
+    assert only.saves_bytes == pytest.approx(saved, rel=0.05)
+
+
+def test_a_copy_may_take_the_name_of_the_model(tmp_path):
+    found = findings_of(lambda: training(score_by_the_same_name), tmp_path / "run.json")[0]
+    (only,) = found.remedies
+    assert (found.rule, only.code) == ("evaluated-copy", "model = copy.deepcopy(model)")
+
+
+def test_a_copy_beside_which_the_model_is_trained_is_meant(tmp_path):
+    def program():
+        return training_of_a_class(held_to_what_it_was)
+
+    assert "evaluated-copy" not in names(program, tmp_path / "run.json")

@@ -171,3 +171,51 @@ def test_what_the_optimizer_computes_on_the_way_is_saved_as_well(tmp_path):
     findings_of(lambda: at_once(Meant()), tmp_path / "meant.json")
     saved = peak_of(tmp_path / "run.json") - peak_of(tmp_path / "meant.json")
     assert one.remedies[0].saves_bytes == pytest.approx(saved, rel=0.02)
+
+
+def freeze(module):
+    for child in module.modules():
+        setattr(child, "requires_grad", False)  # noqa: B010
+    return module.eval()
+
+
+def freeze_each(module):
+    for parameter in module.parameters():
+        setattr(parameter, "requires_grad", False)  # noqa: B010
+    return module.eval()
+
+
+class ByFunction(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.trunk = freeze(layers())
+        self.head = nn.Linear(WIDTH, 4)
+
+    def forward(self, x):
+        return self.head(self.trunk(x))
+
+
+class ByParameter(nn.Module):
+    """The same by a function that sets it of the parameters, which have it."""
+
+    def __init__(self):
+        super().__init__()
+        self.stalk = freeze_each(layers())
+        self.head = nn.Linear(WIDTH, 4)
+
+    def forward(self, x):
+        return self.head(self.stalk(x))
+
+
+def test_what_a_function_sets_of_the_modules_it_is_given_is_that_of_the_attribute(tmp_path):
+    found = findings_of(lambda: training(ByFunction()), tmp_path / "run.json")[0]
+    first = found.remedies[0]
+    assert "`ByFunction.trunk`, which was to be frozen and is not" in found.title
+    assert (found.rule, first.fix) == ("frozen-by-attribute", "freeze_params")
+    assert first.code.startswith('setattr(child, "requires_grad", False)')
+    assert first.typed == "child.requires_grad_(False)"
+
+
+def test_what_a_function_sets_of_parameters_freezes_them(tmp_path):
+    found = names(lambda: training(ByParameter()), tmp_path / "run.json")
+    assert "frozen-by-attribute" not in found

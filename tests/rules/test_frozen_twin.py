@@ -69,6 +69,31 @@ def of_another():
     return trained(PeftModel(base), teacher.requires_grad_(False))
 
 
+class Preferences:
+    """The same function makes both, one of which is adapted at once."""
+
+    def __init__(self):
+        self.reference = made().eval()
+        self.reference.requires_grad_(False)
+        self.policy = PeftModel(made())
+
+
+def made_within_other_calls():
+    of_both = Preferences()
+    return trained(of_both.policy, of_both.reference)
+
+
+def made_of(activation):
+    return nn.Sequential(nn.Linear(WIDTH, HEIGHT), activation(), nn.Linear(HEIGHT, WIDTH))
+
+
+def made_for_other_arguments():
+    """A teacher of the same sizes, with another activation."""
+    teacher = made_of(nn.ReLU).eval().requires_grad_(False)
+    policy = PeftModel(made_of(nn.Tanh))
+    return trained(policy, teacher)
+
+
 def test_the_copy_is_what_could_go(tmp_path):
     (found, *_) = findings_of(fires, tmp_path / "run.json")
     weights = (2 * WIDTH * HEIGHT + WIDTH + HEIGHT) * 4
@@ -85,4 +110,16 @@ def test_a_model_that_the_same_call_makes_is_the_same(tmp_path):
 
 def test_a_model_of_the_same_sizes_may_be_another(tmp_path):
     rules = {one.rule for one in findings_of(of_another, tmp_path / "run.json")}
+    assert "frozen-twin" not in rules
+
+
+def test_the_call_that_makes_both_may_stand_within_others(tmp_path):
+    found = findings_of(made_within_other_calls, tmp_path / "run.json")[0]
+    assert (found.rule, found.remedies[0].fix) == ("frozen-twin", "disable_adapter")
+    assert found.bytes == (2 * WIDTH * HEIGHT + WIDTH + HEIGHT) * 4
+    assert found.remedies[0].code == "self.reference = made().eval()"
+
+
+def test_a_call_with_other_arguments_makes_another(tmp_path):
+    rules = {one.rule for one in findings_of(made_for_other_arguments, tmp_path / "run.json")}
     assert "frozen-twin" not in rules

@@ -68,6 +68,60 @@ def thin():
     return step
 
 
+class Modes:
+    def __init__(self, rank):
+        self.rank = rank
+
+    def __call__(self, matrix):
+        q, _ = torch.linalg.qr(matrix, mode="complete")
+        return q[..., : self.rank]
+
+
+def given_to_a_model():
+    """What a model is given is a view of the full factor, which stays as long."""
+    modes, model = Modes(8), torch.nn.Linear(8, 1)
+
+    def step(number):
+        basis = modes(torch.rand(ROWS, COLUMNS))
+        model(basis).mean().backward()
+        model.zero_grad()
+
+    return step
+
+
+def by_one_name():
+    """The factors are read as attributes of what the older function returns."""
+
+    def step(number):
+        factors = torch.svd(torch.rand(ROWS, COLUMNS), some=False)
+        return factors.U.narrow(1, 0, 4).sum().item() + factors.S[0].item()
+
+    return step
+
+
+def null_space():
+    """The columns after those of the matrix are what is wanted."""
+
+    def step(number):
+        q, _ = torch.linalg.qr(torch.rand(ROWS, COLUMNS), mode="complete")
+        return q[:, COLUMNS:].sum().item()
+
+    return step
+
+
+def handed_on():
+    """Whoever is given all factors may read them whole."""
+
+    def norm_of(factors):
+        return factors.U.norm().item()
+
+    def step(number):
+        factors = torch.svd(torch.rand(ROWS, COLUMNS), some=False)
+        return norm_of(factors) + factors.U.narrow(1, 0, 4).sum().item()
+
+    return step
+
+
 def factors(program, path):
     return [one for one in findings_of(program, path) if one.rule == "full-factor"]
 
@@ -92,6 +146,18 @@ def test_the_factor_that_is_square_as_it_is_may_be_read_whole(tmp_path):
     assert found.remedies[0].saves_bytes == (ROWS - COLUMNS) * ROWS * 4
 
 
-@pytest.mark.parametrize("program", [looks_alike, thin, of_all_axes])
+@pytest.mark.parametrize("program", [looks_alike, thin, of_all_axes, null_space, handed_on])
 def test_factors_that_are_needed_are_left_alone(program, tmp_path):
     assert not factors(program, tmp_path / "r.json")
+
+
+@pytest.mark.parametrize(
+    ("program", "typed"), [(given_to_a_model, 'mode="reduced"'), (by_one_name, "some=True")]
+)
+def test_each_function_has_its_own_argument_for_thin_factors(program, typed, tmp_path):
+    (found,) = factors(program, tmp_path / "r.json")
+    (first,) = found.remedies
+    assert (first.fix, first.typed) == ("thin_factors", typed)
+    alive = found.bytes // (ROWS * ROWS * 4)
+    assert found.bytes == alive * ROWS * ROWS * 4
+    assert first.saves_bytes == pytest.approx(alive * (ROWS - COLUMNS) * ROWS * 4, rel=0.05)

@@ -105,6 +105,46 @@ class ScoredByMethod(Layer):
         return x[src] * torch.sigmoid(pair.matmul(self.att))
 
 
+class ScoredInPairs(Layer):
+    """A method gathers both ends at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.att = nn.Parameter(torch.randn(2 * CHANNELS) * 0.1)
+
+    def ends(self, x, edges):
+        return x[edges].permute(1, 0, 2).flatten(1)
+
+    def messages(self, x, src, dst):
+        pairs = self.ends(x, torch.stack([src, dst]))
+        return x[src] * torch.sigmoid(torch.einsum("ed,d->e", pairs, self.att))[:, None]
+
+
+class ScoredByEachOther(Layer):
+    """The pairs are multiplied by what is computed of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(CHANNELS, 2 * CHANNELS)
+
+    def both(self, x, edges):
+        return x[edges].permute(1, 0, 2).flatten(1)
+
+    def messages(self, x, src, dst):
+        pairs = self.both(x, torch.stack([src, dst]))
+        weights = self.lin(x.mean(0))
+        return x[src] * torch.sigmoid(torch.einsum("ed,d->e", pairs, weights))[:, None]
+
+
+class ByKeywords(Layer):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(CHANNELS, CHANNELS)
+
+    def messages(self, x, src, dst):
+        return self.lin(torch.index_select(x, dim=0, index=src))
+
+
 class ScoredFirst(Scored):
     def messages(self, x, src, dst):
         of_src, of_dst = x @ self.att[:CHANNELS], x @ self.att[CHANNELS:]
@@ -227,6 +267,20 @@ def test_a_product_with_weights_is_of_each_end(tmp_path):
     assert abs(promised - changed) <= 0.1 * first.saves_bytes
 
 
+def test_arguments_may_have_their_names(tmp_path):
+    (found,) = gathered(training(ByKeywords), tmp_path / "run.json")
+    assert found.bytes == 3 * EDGES * CHANNELS * 4
+    assert found.site.code == "return self.lin(torch.index_select(x, dim=0, index=src))"
+
+
+def test_a_method_may_gather_both_ends_in_one_row(tmp_path):
+    (found,) = gathered(training(ScoredInPairs), tmp_path / "run.json")
+    assert found.bytes == 3 * EDGES * 2 * CHANNELS * 4
+    assert found.site.code == "return x[edges].permute(1, 0, 2).flatten(1)"
+    assert found.match.times == EDGES / NODES
+    assert "multiply `x` with its own part of that" in found.remedies[0].why
+
+
 @pytest.mark.parametrize("kind", [ScoredByCall, ScoredByMethod, ScoredWithBias])
 def test_a_product_may_be_a_call(kind, tmp_path):
     (found,) = gathered(training(kind), tmp_path / "run.json")
@@ -234,7 +288,8 @@ def test_a_product_may_be_a_call(kind, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind", [FirstMapped, ScoredFirst, Compared, ReadTwice, Selected, OfAllRows]
+    "kind",
+    [FirstMapped, ScoredFirst, ScoredByEachOther, Compared, ReadTwice, Selected, OfAllRows],
 )
 def test_what_needs_its_rows_is_left_alone(kind, tmp_path):
     assert not gathered(training(kind), tmp_path / "run.json")

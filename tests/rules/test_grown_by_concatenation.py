@@ -48,6 +48,17 @@ def of_the_newest_and_all():
     return step
 
 
+def of_an_entry():
+    """What grows is an entry of a dictionary."""
+    bank = SimpleNamespace(state={"rows": torch.zeros(0, WIDTH)})
+
+    def step(number):
+        bank.state.update(rows=torch.vstack([bank.state["rows"], torch.randn(ROWS, WIDTH)]))
+        bank.state["rows"].norm().item()
+
+    return step
+
+
 def looks_alike():
     """Parts pile up in a list, and are joined anew in each step."""
     parts = []
@@ -177,3 +188,63 @@ def test_what_is_only_handed_on_behind_the_loop_is_reduced_as_it_comes(job, fix,
     assert (found.rule, found.remedies[0].fix) == ("grown-by-concatenation", fix)
     if job is evaluate:
         assert "only handed to `accuracy` when the loop is over" in found.remedies[0].why
+
+
+class Attending(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.key = torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x, past=None):
+        keys = self.key(x)
+        if past is not None:
+            keys = torch.concat([past[0], keys], dim=1)
+        return (x @ keys.mT).softmax(-1) @ keys, (keys,)
+
+
+@torch.inference_mode()
+def answer(model, x):
+    past = None
+    for _ in range(40):
+        x, past = model(x, past)
+        memprof.step()
+
+
+@torch.inference_mode()
+def answers(model, prompts):
+    """Each prompt is added to those before."""
+    past = None
+    for prompt in prompts:
+        _, past = model(prompt, past)
+        memprof.step()
+
+
+def one_prompt():
+    answer(Attending(), torch.randn(ROWS, 4, WIDTH))
+    return lambda number: None
+
+
+def many_prompts():
+    answers(Attending(), [torch.randn(ROWS, 4, WIDTH) for _ in range(40)])
+    return lambda number: None
+
+
+def test_an_entry_that_is_updated_by_its_key_is_replaced_as_well(tmp_path):
+    found, *_ = findings_of(of_an_entry, tmp_path / "run.json", STEPS)
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("grown-by-concatenation", "clear_container")
+    assert first.code.startswith("bank.state.update(rows=torch.vstack(")
+    assert "`bank.state['rows']` is made longer again and again" in first.why
+
+
+def test_what_a_loop_carries_and_begins_with_none_needs_its_final_size_at_once(tmp_path):
+    found, *_ = findings_of(one_prompt, tmp_path / "run.json", steps=0)
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("grown-by-concatenation", "preallocate")
+    assert first.code == "keys = torch.concat([past[0], keys], dim=1)"
+    assert "`past[0]` is replaced by a larger copy of itself" in first.why
+
+
+def test_a_loop_through_prompts_is_to_begin_each_with_an_empty_cache(tmp_path):
+    found, *_ = findings_of(many_prompts, tmp_path / "run.json", steps=0)
+    assert (found.rule, found.remedies[0].fix) == ("generation-cache", "clear_container")

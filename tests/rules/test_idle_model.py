@@ -100,6 +100,19 @@ def keeps_one_in_each_function():
     train_after(hidden)
 
 
+def keeps_a_list():
+    ensemble = [Encoder() for _ in range(2)]
+    hidden = encode(ensemble, torch.randn(8, WIDTH))
+    train(hidden)
+
+
+def reads_the_list_later():
+    ensemble = [Encoder() for _ in range(2)]
+    hidden = encode(ensemble, torch.randn(8, WIDTH))
+    train(hidden)
+    return [one.state_dict() for one in ensemble]
+
+
 fires = once(keeps_them)
 looks_alike = once(reads_it_later)
 MODEL = 4 * (WIDTH * WIDTH + WIDTH) * 4
@@ -127,7 +140,9 @@ def test_a_single_one_has_its_variable(tmp_path):
     assert "`del encoder` after line" in found.remedies[0].why
 
 
-@pytest.mark.parametrize("job", [reads_it_later, calls_it_in_between, never_called])
+@pytest.mark.parametrize(
+    "job", [reads_it_later, reads_the_list_later, calls_it_in_between, never_called]
+)
 def test_what_is_read_or_called_again_or_was_never_called_is_not_meant(job, tmp_path):
     assert "idle-model" not in names(once(job), tmp_path / "run.json")
 
@@ -136,3 +151,13 @@ def test_variables_of_two_functions_are_dropped_in_each(tmp_path):
     found = findings_of(once(keeps_one_in_each_function), tmp_path / "run.json")
     typed = {one.remedies[0].typed for one in found if one.rule == "idle-model"}
     assert typed == {"del encoder", "del decoder"}
+
+
+def test_a_list_of_models_is_one_variable(tmp_path):
+    found = findings_of(once(keeps_a_list), tmp_path / "run.json")
+    (found,) = [one for one in found if one.rule == "idle-model"]
+    assert found.bytes == 2 * MODEL
+    assert found.title.endswith("are models that are called no more, in `ensemble`")
+    (remedy,) = found.remedies
+    assert (remedy.fix, remedy.typed) == ("del_ref", "del ensemble")
+    assert "`ensemble` keeps models of" in remedy.why

@@ -136,6 +136,54 @@ def code_and_rate(coder, optimizer, tracker):
     rate(coder, tracker)
 
 
+def train_with(model, optimizer, tracker, steps):
+    for _ in range(steps):
+        model(torch.randn(8, WIDTH)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        tracker.step()
+
+
+def of_two_stages(tracker):
+    coder, rater = Coder(WIDTH, WIDTH), Rater(WIDTH, WIDTH)
+    stages = {
+        "code": torch.optim.Adam(coder.parameters()),
+        "rate": torch.optim.Adam(rater.parameters()),
+    }
+    train_with(coder, stages["code"], tracker, STEPS)
+    train_with(rater, stages["rate"], tracker, STEPS + 4)
+
+
+def of_two_variables(tracker):
+    coder, rater = Coder(WIDTH, WIDTH), Rater(WIDTH, WIDTH)
+    coded, rated = torch.optim.Adam(coder.parameters()), torch.optim.Adam(rater.parameters())
+    train_with(coder, coded, tracker, STEPS)
+    train_with(rater, rated, tracker, STEPS + 4)
+
+
+def saved_with_all_stages(tracker):
+    """All entries are read at the end."""
+    coder, rater = Coder(WIDTH, WIDTH), Rater(WIDTH, WIDTH)
+    stages = {
+        "code": torch.optim.Adam(coder.parameters()),
+        "rate": torch.optim.Adam(rater.parameters()),
+    }
+    train_with(coder, stages["code"], tracker, STEPS)
+    train_with(rater, stages["rate"], tracker, STEPS + 4)
+    return {name: one.state_dict() for name, one in stages.items()}
+
+
+def stages_by_turns(tracker, rounds=1):
+    coder, rater = Coder(WIDTH, WIDTH), Rater(WIDTH, WIDTH)
+    both = {
+        "code": torch.optim.Adam(coder.parameters()),
+        "rate": torch.optim.Adam(rater.parameters()),
+    }
+    for _ in range(rounds):
+        train_with(coder, both["code"], tracker, STEPS)
+        train_with(rater, both["rate"], tracker, STEPS + 4)
+
+
 def by_turns(tracker, rounds=1):
     """Each trains for a while, again and again; the recording ends amid the first round."""
     coder, rater = Coder(WIDTH, WIDTH), Rater(WIDTH, WIDTH)
@@ -189,6 +237,13 @@ def idle(train, path):
     [
         (of_an_object, "pretraining.optimizer", "pretraining.fit(tracker)", STATES + PARAMETERS),
         (of_a_function, "coded", "coded.zero_grad()", STATES),
+        (
+            of_two_stages,
+            "stages['code']",
+            'train_with(coder, stages["code"], tracker, STEPS)',
+            STATES,
+        ),
+        (of_two_variables, "coded", "train_with(coder, coded, tracker, STEPS)", STATES),
     ],
 )
 def test_states_of_what_is_trained_no_more_are_told(train, name, code, nbytes, tmp_path):
@@ -200,6 +255,12 @@ def test_states_of_what_is_trained_no_more_are_told(train, name, code, nbytes, t
     assert ("zero_grad" in first.why) is (nbytes > STATES)
 
 
-@pytest.mark.parametrize("train", [saved_at_the_end, given_by_the_caller, by_turns, in_epochs])
+@pytest.mark.parametrize(
+    "train",
+    [
+        *(saved_at_the_end, given_by_the_caller, by_turns, in_epochs),
+        *(saved_with_all_stages, stages_by_turns),
+    ],
+)
 def test_an_optimizer_that_is_read_again_is_left_alone(train, tmp_path):
     assert not idle(train, tmp_path / "run.json")

@@ -75,3 +75,59 @@ class Queue(nn.Module):
 def test_a_queue_of_which_a_part_is_written_is_read_whole(tmp_path):
     found = findings_of(lambda: step_of(Queue(2048)), tmp_path / "run.json")
     assert "large-buffer" not in [one.rule for one in found]
+
+
+class Turning(nn.Module):
+    """Tables for the longest input, of which each input reads the first rows."""
+
+    def __init__(self, longest):
+        super().__init__()
+        angles = torch.rand(longest, 32)
+        self.register_buffer("turned", angles.cos(), persistent=False)
+
+    def forward(self, scores):
+        return scores * self.turned.narrow(0, 0, len(scores))
+
+
+class OfAllRows(nn.Module):
+    """What is narrowed is another tensor than the buffer."""
+
+    def __init__(self, longest):
+        super().__init__()
+        weights = torch.rand(longest, 32)
+        self.register_buffer("spread", weights.sin(), persistent=False)
+
+    def forward(self, scores):
+        return scores * self.spread.softmax(0).narrow(0, 0, len(scores))
+
+
+class Masked(nn.Module):
+    """A triangle whose rows all differ, as samples of them do not tell."""
+
+    def __init__(self, longest):
+        super().__init__()
+        mask = torch.full((longest, longest), float("-inf")).triu_(1)
+        self.register_buffer("hidden", mask[None, None], persistent=False)
+
+    def forward(self, scores):
+        t = scores.shape[-1]
+        return (scores + self.hidden[..., :t, :t]).softmax(-1)
+
+
+def test_rows_that_are_narrowed_are_a_slice(tmp_path):
+    found = findings_of(lambda: step_of(Turning(8192)), tmp_path / "run.json")
+    (large,) = [one for one in found if one.rule == "large-buffer"]
+    assert large.bytes == 8192 * 32 * 4
+    assert large.site.code == 'self.register_buffer("turned", angles.cos(), persistent=False)'
+
+
+def test_what_is_computed_of_all_of_it_needs_it_whole(tmp_path):
+    found = findings_of(lambda: step_of(OfAllRows(8192)), tmp_path / "run.json")
+    assert "large-buffer" not in [one.rule for one in found]
+
+
+def test_a_triangle_does_not_repeat_itself(tmp_path):
+    found = findings_of(lambda: step_of(Masked(2500)), tmp_path / "run.json")
+    rules = [one.rule for one in found]
+    assert rules[0] == "large-buffer"
+    assert "same-values" not in rules

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import operator
+from functools import reduce
+
+import pytest
 import torch
 from torch import nn
 
@@ -284,3 +288,93 @@ def test_what_is_added_up_without_gradients_starts_no_backward_pass(tmp_path):
     found = findings_of(beside_what_is_only_shown, tmp_path / "run.json")
     first = next(one for one in found if one.rule == "late-backward").remedies[0]
     assert first.code == "losses[1] = losses[1] + net(torch.randn(256, 64)).square().mean()"
+
+
+def by_a_comprehension():
+    net = model()
+
+    def loss_of(x):
+        return net(x).square().mean()
+
+    def step(number):
+        losses = torch.stack([loss_of(torch.randn(256, 64)) for _ in range(4)])
+        losses.mean().backward()
+        net.zero_grad()
+        return losses.detach().max().item()
+
+    return step
+
+
+def by_a_reduction():
+    net = model()
+
+    def step(number):
+        jobs = (lambda: net(torch.randn(256, 64)).square().mean() for _ in range(4))
+        total = reduce(operator.add, (job() for job in jobs)) / 4
+        total.backward()
+        net.zero_grad()
+
+    return step
+
+
+def compared_with_each_other():
+    """How far the losses are apart is a part of the loss."""
+    net = model()
+
+    def step(number):
+        losses = torch.stack([net(torch.randn(256, 64)).square().mean() for _ in range(4)])
+        total = losses.mean() + losses.std()
+        total.backward()
+        net.zero_grad()
+
+    return step
+
+
+def multiplied_with_each_other():
+    net = model()
+
+    def step(number):
+        losses = torch.stack([net(torch.randn(256, 64)).square().mean() for _ in range(4)])
+        (losses.sum() * losses.mean()).backward()
+        net.zero_grad()
+
+    return step
+
+
+def views_of_one_batch():
+    """A loss of all views together."""
+    net = model()
+
+    def step(number):
+        views = torch.stack([net(torch.randn(256, 64)) for _ in range(4)])
+        loss = views.var(0).mean()
+        loss.backward()
+        net.zero_grad()
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        (
+            by_a_comprehension,
+            "losses = torch.stack([loss_of(torch.randn(256, 64)) for _ in range(4)])",
+        ),
+        (by_a_reduction, "total = reduce(operator.add, (job() for job in jobs)) / 4"),
+    ],
+)
+def test_a_comprehension_computes_losses_that_are_added_up(program, code, tmp_path):
+    found = findings_of(program, tmp_path / "run.json")[0]
+    assert (found.rule, found.match.passes) == ("late-backward", 4)
+    (first,) = found.remedies
+    assert (first.fix, first.code) == ("early_backward", code)
+    assert first.saves_bytes > found.bytes // 2
+
+
+@pytest.mark.parametrize(
+    "program", [compared_with_each_other, multiplied_with_each_other, views_of_one_batch]
+)
+def test_losses_that_are_computed_with_each_other_need_all_graphs(program, tmp_path):
+    found = findings_of(program, tmp_path / "run.json")
+    assert "late-backward" not in [one.rule for one in found]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from tests.rules.recorded import findings_of, names, peak_of
 
@@ -39,6 +40,47 @@ class OfFeatures(Embedder):
 
     def forward(self, x):
         return self.project(x.flatten(0, 1)).mean(dim=1)
+
+
+class OfTable(nn.Module):
+    """The layer is an entry of a dictionary, and the mean a quotient of sums."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleDict({"wide": nn.Linear(WIDTH, WIDE), "out": nn.Linear(WIDE, 2)})
+
+    def forward(self, x):
+        wide = self.layers["wide"](x)
+        pooled = torch.einsum("btc->bc", wide) / x.size(1)
+        return self.layers["out"](pooled)
+
+
+class Pooled(Embedder):
+    def forward(self, x):
+        rows = self.project(x)
+        return functional.adaptive_avg_pool1d(rows.transpose(1, 2), 1).squeeze(-1)
+
+
+class Added(Embedder):
+    """A sum has the bias as many times as there are positions."""
+
+    def forward(self, x):
+        rows = self.project(x)
+        return torch.einsum("btc->bc", rows)
+
+
+class ReadTwice(Embedder):
+    def forward(self, x):
+        rows = self.project(x)
+        return rows.mean(1) + rows.amax(1)
+
+
+class PooledInParts(Embedder):
+    """Two means, each of a half of the positions."""
+
+    def forward(self, x):
+        rows = self.project(x)
+        return functional.adaptive_avg_pool1d(rows.transpose(1, 2), 2).flatten(1)
 
 
 def training(net):
@@ -78,6 +120,24 @@ def test_both_orders_compute_the_same():
     torch.testing.assert_close(late(x), early(x))
 
 
-@pytest.mark.parametrize("net", [Between, OfFeatures])
+@pytest.mark.parametrize(
+    ("net", "code", "typed"),
+    [
+        (OfTable, 'wide = self.layers["wide"](x)', "self.layers['wide'](x.mean(1))"),
+        (Pooled, "rows = self.project(x)", "self.project(x.mean(1))"),
+    ],
+)
+def test_a_mean_may_be_taken_of_a_variable_and_be_written_otherwise(net, code, typed, tmp_path):
+    found = findings_of(lambda: training(net()), tmp_path / "run.json")[0]
+    (only,) = found.remedies
+    assert (found.rule, only.fix, only.code, only.typed) == ("late-mean", "mean_first", code, typed)
+    rows = BATCH * POSITIONS * WIDE * 4
+    assert found.bytes % rows == 0
+    findings_of(lambda: training(Early()), tmp_path / "early.json")
+    saved = peak_of(tmp_path / "run.json") - peak_of(tmp_path / "early.json")
+    assert only.saves_bytes == pytest.approx(saved, rel=0.05)
+
+
+@pytest.mark.parametrize("net", [Between, OfFeatures, Added, ReadTwice, PooledInParts])
 def test_what_comes_in_between_or_a_mean_of_features_is_another_matter(net, tmp_path):
     assert "late-mean" not in names(lambda: training(net()), tmp_path / "run.json")

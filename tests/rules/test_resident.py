@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections import deque
 
 import pytest
@@ -20,6 +22,8 @@ from memprof.trace import Category
 from memprof.views.examination import examine
 from memprof.views.window import Window
 from tests.rules.recorded import findings_of
+
+ROWS = 1 << 14
 
 
 def trained(model, batch):
@@ -47,6 +51,69 @@ def looks_alike():
         trained(model, batches.popleft())
 
     return step
+
+
+def waiting(work, jobs):
+    """A thread that has done its only job waits for the next one."""
+
+    def program():
+        model, results = nn.Linear(64, 64), queue.Queue()
+        threading.Thread(target=work, args=(jobs, results), daemon=True).start()
+        jobs.put(ROWS)
+        results.get()
+
+        def step(number):
+            trained(model, torch.randn(64, 64))
+
+        return step
+
+    return program
+
+
+def forgetful(jobs, results):
+    while True:
+        size = jobs.get()
+        if size is None:
+            return
+        rows = torch.randn(size, 64)
+        results.put(rows.mean().item())
+
+
+def with_a_table(jobs, results):
+    """What each job reads was made before the first one."""
+    table = torch.randn(ROWS, 64)
+    while True:
+        size = jobs.get()
+        if size is None:
+            return
+        results.put(table[:size].mean().item())
+
+
+def with_the_last_one(jobs, results):
+    """The next job may read what the last one has made."""
+    rows = torch.zeros(1, 64)
+    while True:
+        size = jobs.get()
+        if size is None:
+            return
+        before = rows.mean().item()
+        rows = torch.randn(size, 64)
+        results.put(before)
+
+
+@pytest.mark.parametrize(
+    ("work", "minor"), [(forgetful, False), (with_a_table, True), (with_the_last_one, True)]
+)
+def test_what_a_job_that_is_done_has_left_is_for_nothing(work, minor, tmp_path):
+    jobs = queue.Queue()
+    found = findings_of(waiting(work, jobs), tmp_path / "run.json")
+    jobs.put(None)
+    (found,) = [one for one in found if one.rule == "resident"]
+    assert (found.bytes, found.minor) == (ROWS * 64 * 4, minor)
+    if not minor:
+        first = found.remedies[0]
+        assert (first.fix, first.code) == ("del_ref", "rows = torch.randn(size, 64)")
+        assert "`del rows` at the end of the loop's body" in first.why
 
 
 def test_a_data_set_may_well_be_meant(tmp_path):

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from memprof.rules.carried_caches import carried_by_loop
 from memprof.rules.case import Case
 from memprof.rules.containers import filled_container
 from memprof.rules.graph_lines import on_the_way
@@ -46,8 +47,8 @@ class GenerationCaches(GrowthRule[GenerationCache]):
         if not case.finding.module or case.graph or _has_one_each(case):
             return None
         for place in on_the_way(case):
-            if place.class_ is None:
-                continue
+            if place.class_ is None or carried_by_loop(case, place):
+                continue  # the caller begins each with an empty one
             name = grown_by_concatenation(place)
             if name and _is_read_below(place, name):
                 return GenerationCache(place, name, case.finding.module)

@@ -6,7 +6,8 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memprof.rules.case import Case
+from memprof.rules.carried_caches import carried_by_loop
+from memprof.rules.case import NO_FIGURE, Case
 from memprof.rules.containers import filled_container
 from memprof.rules.graph_lines import on_the_way
 from memprof.rules.rule import Advice, Cause, GrowthRule
@@ -34,6 +35,8 @@ class Concatenation(Cause):
     name: str
     newest: ast.Subscript | None = None
     """The one part of it that is read, where that is what was appended last: ``bank[-1024:]``."""
+    is_carried: bool = False
+    """A loop of the caller carries it along, and begins with none."""
 
 
 class GrownByConcatenation(GrowthRule[Concatenation]):
@@ -53,6 +56,9 @@ class GrownByConcatenation(GrowthRule[Concatenation]):
         if table is not None and table.filling.keyed:
             return None
         for place in on_the_way(case):
+            carried = carried_by_loop(case, place)
+            if carried:
+                return Concatenation(place, carried, is_carried=True)
             name = grown_by_concatenation(place)
             if not name and case.finding.growth.is_replaced:
                 name = grown_into_new(place)
@@ -80,15 +86,19 @@ class GrownByConcatenation(GrowthRule[Concatenation]):
                 "what that needs of each part as it comes, and keep the sums.",
                 cause.place,
             )
+        why = f"`{cause.name}` is replaced by a larger copy of itself, and both are there meanwhile"
+        once = f"{why}: allocate the final size once."
+        if cause.is_carried:
+            filled = f"{once[:-1]}, and fill it."
+            yield Advice("preallocate", filled, cause.place, saving=NO_FIGURE)
+            return
         yield Advice(
             "clear_container",
             f"`{cause.name}` is made longer again and again: begin it anew when it has been used, "
             "and keep of each part no more than is needed.",
             cause.place,
         )
-        why = f"`{cause.name}` is replaced by a larger copy of itself, and both are there meanwhile"
         yield Advice("cpu_offload", f"{why}: collect the parts in host memory.", cause.place)
-        once = f"{why}: allocate the final size once."
         yield Advice("preallocate", once, cause.place, otherwise=True)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.program import Place, called_name, own_calls, place_of
-from memprof.source_code.reductions import reductions_of
+from memprof.source_code.reductions import reductions_of, summed_indices
 from memprof.trace import Phase
 from memprof.units import format_bytes
 from memprof.views.stacks import made_through
@@ -56,11 +56,11 @@ class EmbeddingSums(WasteRule[SummedRows]):
             place = place_of(window.owners.sites.frames[site])
             path = window.module_name(int(np.flatnonzero(rows)[0]))
             reduction = _reduction(place, path) if place is not None else None
-            if reduction is None:
+            if place is None or reduction is None:
                 continue
             sizes = np.unique(lives.requested[rows])
             gradients = is_backward & ~window.has_owner & np.isin(lives.requested, sizes)
-            gradients &= window.origin_site == site
+            gradients &= np.isin(window.origin_site, _sites_of(window, site, place, reduction))
             every = np.flatnonzero(rows | gradients)
             there = every[window.at_peak[every]]
             nbytes = int(lives.size[there].sum())
@@ -72,7 +72,7 @@ class EmbeddingSums(WasteRule[SummedRows]):
                 nbytes=nbytes,
                 saving=window.replayed(window.whole(every)),
                 text=ast.unparse(reduction),
-                mode=called_name(reduction),
+                mode="mean" if called_name(reduction) == "mean" else "sum",
             )
             return
 
@@ -91,13 +91,23 @@ class EmbeddingSums(WasteRule[SummedRows]):
         yield Advice("embedding_bag", why, case.site, typed=typed)
 
 
+def _sites_of(window: Window, site: int, place: Place, reduction: ast.Call) -> list[int]:
+    """The lines from which a gradient of the rows may come: of the lookup, and of the reduction."""
+    frames = window.owners.sites.frames
+    lines = {frames[site].line, reduction.lineno}
+    return [
+        at
+        for at, frame in enumerate(frames)
+        if frame.filename == place.program.filename and frame.line in lines
+    ]
+
+
 def _reduction(place: Place, path: str) -> ast.Call | None:
     """The sum or mean over its indices that is all that is read of what a statement looks up.
 
     ``path`` is that of the layer; one that is no part of a model may be called anything.
     """
-    around, _, name = path.rpartition(".")
-    for call in own_calls(place.statement, *((name, "embedding") if around else ())):
+    for call in _lookups(place, path):
         if called_name(call) in _ADDING:
             continue
         calls = reductions_of(place, call)
@@ -106,7 +116,48 @@ def _reduction(place: Place, path: str) -> ast.Call | None:
     return None
 
 
+def _lookups(place: Place, path: str) -> list[ast.Call]:
+    """The calls of a statement that may be of a layer: of its name, or of an item of its list."""
+    around, _, name = path.rpartition(".")
+    calls = own_calls(place.statement)
+    if not around:
+        return calls
+    names = {name, "embedding"}
+    container = around.rpartition(".")[2]
+    if name.isdigit():
+        names |= _items_of(place, container)
+    return [
+        call
+        for call in calls
+        if called_name(call) in names
+        or (isinstance(call.func, ast.Subscript) and _reads(call.func.value, container))
+    ]
+
+
+def _items_of(place: Place, container: str) -> set[str]:
+    """Names that a loop or a comprehension around a statement binds to what a list has."""
+    loops = [one for one in place.around if isinstance(one, (ast.For, ast.AsyncFor))]
+    inside = [one for one in ast.walk(place.statement) if isinstance(one, ast.comprehension)]
+    return {
+        target.id
+        for loop in (*loops, *inside)
+        if _reads(loop.iter, container)
+        for target in ast.walk(loop.target)
+        if isinstance(target, ast.Name)
+    }
+
+
+def _reads(value: ast.expr, attribute: str) -> bool:
+    """Whether an expression reads an attribute or a variable of a name."""
+    return any(
+        getattr(node, "attr", "") == attribute or getattr(node, "id", "") == attribute
+        for node in ast.walk(value)
+    )
+
+
 def _adds_indices(call: ast.Call) -> bool:
+    if called_name(call) == "einsum":
+        return summed_indices(call) == (-2,)
     if called_name(call) not in _ADDING:
         return False
     is_method = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) != "torch"

@@ -10,11 +10,19 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Place, bound_names, called_name, calls_in, place_of
+from memprof.source_code.program import (
+    Place,
+    arguments,
+    bound_names,
+    called_name,
+    calls_in,
+    place_of,
+    root_name,
+)
 from memprof.source_code.scopes import reads_of
-from memprof.trace import SURVIVOR_AGE, Category
+from memprof.trace import SURVIVOR_AGE, Category, Frame
 from memprof.units import format_bytes
-from memprof.views.window import Window
+from memprof.views.window import Bools, Window
 
 __all__ = ["RULE"]
 
@@ -27,13 +35,15 @@ _METHOD_CALL = 2
 """Nodes around a name of which a method is called: the attribute, and the call."""
 _CHANGING = ("add_", "backward", "copy_", "half", "lerp_", "load_state_dict", "mul_", "step")
 """Calls by which a copy may become something else than the model."""
+_LOADING = "load_state_dict"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvaluatedCopy(Match):
-    """What is copied."""
+    """What is copied, by which statement."""
 
     model: str = ""
+    place: Place | None = None
 
 
 class EvaluatedCopyRule(WasteRule[EvaluatedCopy]):
@@ -51,19 +61,20 @@ class EvaluatedCopyRule(WasteRule[EvaluatedCopy]):
         brief = ~window.has_owner & (window.freed_in - window.made_in < SURVIVOR_AGE)
         sizes = np.unique(lives.requested[window.category == Category.PARAMETER])
         brief &= (lives.alloc >= 0) & np.isin(lives.requested, sizes)
-        for site in window.large_sites(brief & window.at_peak, _LEAST_SHARE):
-            place = place_of(window.owners.sites.frames[site])
-            model = _copied(place) if place is not None else ""
+        for frame, place in _statements(window, brief & window.at_peak):
+            model = _copied(place)
             if not model:
                 continue
-            every = brief & (window.site == site)
+            every = brief & _made_below(window, frame)
             there = every & window.at_peak
             yield EvaluatedCopy(
                 row=window.largest(there),
                 rows=np.flatnonzero(there),
                 nbytes=window.bytes_of(there),
                 saving=window.replayed(window.whole(np.flatnonzero(every))),
+                look_at=frame,
                 model=model,
+                place=place,
             )
             return
 
@@ -71,31 +82,130 @@ class EvaluatedCopyRule(WasteRule[EvaluatedCopy]):
         """Say what it is a copy of."""
         return f"are a copy of `{match.model}`, which is only called"
 
-    def advice(self, match: EvaluatedCopy, case: Case) -> Iterator[Advice]:
+    def advice(self, match: EvaluatedCopy, _case: Case) -> Iterator[Advice]:
         """Call the model itself."""
         why = (
             f"A copy of `{match.model}` takes {format_bytes(match.nbytes)}, and what is called of "
             f"it changes nothing: call `{match.model}.eval()`, the model itself without gradients, "
             f"and `{match.model}.train()` when that is done."
         )
-        yield Advice("evaluate_itself", why, case.site, typed=f"{match.model}.eval()")
+        yield Advice("evaluate_itself", why, match.place, typed=f"{match.model}.eval()")
+
+
+def _statements(window: Window, mask: Bools) -> Iterator[tuple[Frame, Place]]:
+    """Statements below which enough of these tensors were made, those of the most bytes first."""
+    lives = window.lives
+    nbytes: dict[Frame, int] = {}
+    for stack in np.unique(lives.stack[mask]).tolist():
+        made = int(lives.size[mask & (lives.stack == stack)].sum())
+        for frame in dict.fromkeys(window.user_frames(window.trace.stack(stack))):
+            nbytes[frame] = nbytes.get(frame, 0) + made
+    for frame in sorted(nbytes, key=lambda one: -nbytes[one]):
+        place = place_of(frame) if window.share(nbytes[frame]) >= _LEAST_SHARE else None
+        if place is not None:
+            yield frame, place
+
+
+def _made_below(window: Window, frame: Frame) -> Bools:
+    """Per lifetime: whether a statement, or what it calls, made it."""
+    stacks = map(window.trace.stack, range(len(window.trace.tables.stacks)))
+    below: Bools = np.array([frame in stack for stack in stacks], dtype=bool)[window.lives.stack]
+    return below
 
 
 def _copied(place: Place) -> str:
-    """What a statement copies, where its function calls the copy and does nothing else with it."""
-    statement = place.statement
-    copies = [one for one in calls_in(statement, _COPY) if one.args]
-    names = [one for one in bound_names(statement) if isinstance(one, ast.Name)]
-    if place.function is None or len(copies) != 1 or len(names) != 1:
+    """What a statement copies, where the copy is called and nothing else is done with it."""
+    names = [one for one in bound_names(place.statement) if isinstance(one, ast.Name)]
+    if place.function is None or len(names) != 1:
         return ""
-    if calls_in(place.function, *_CHANGING):
-        return ""
-    model = copies[0].args[0]
-    reads = list(reads_of(place.scope, names[0].id))
-    is_called = any(_is_called(load, around) for load, around in reads)
-    if not is_called or not all(_is_called(*one) or _is_set(*one) for one in reads):
+    model, loading = _model_of(place, names[0].id)
+    if model is None or not _is_only_called(place, loading):
         return ""
     return ast.unparse(model) if isinstance(model, (ast.Name, ast.Attribute)) else ""
+
+
+def _model_of(place: Place, name: str) -> tuple[ast.expr | None, ast.Call | None]:
+    """What a statement copies as a whole, or makes anew for its values, and the call that loads."""
+    copies = [one for one in calls_in(place.statement, _COPY) if one.args]
+    if len(copies) == 1:
+        return copies[0].args[0], None
+    loading = calls_in(place.scope, _LOADING)
+    if copies or len(loading) != 1 or not loading[0].args:
+        return None, None
+    (load,) = loading
+    states = load.args[0]
+    is_of_copy = isinstance(load.func, ast.Attribute) and ast.unparse(load.func.value) == name
+    if not is_of_copy or called_name(states) != "state_dict":
+        return None, None
+    function = states.func if isinstance(states, ast.Call) else None
+    model = function.value if isinstance(function, ast.Attribute) else None
+    if model is None or not _is_made_like(place, ast.unparse(model)):
+        return None, None
+    return model, load
+
+
+def _is_made_like(place: Place, model: str) -> bool:
+    """Whether a statement makes another of a model's class, by nothing but what the model has.
+
+    ``type(model)(*model.args)``, ``model.__class__()``.
+    """
+    made = getattr(place.statement, "value", None)
+    while isinstance(made, ast.Call) and called_name(made) in _SETTINGS:
+        made = made.func.value if isinstance(made.func, ast.Attribute) else None
+    if not isinstance(made, ast.Call):
+        return False
+    of_class = ast.unparse(made.func) in (f"type({model})", f"{model}.__class__")
+    root = model.partition(".")[0]
+    given = [one.value if isinstance(one, ast.Starred) else one for one in arguments(made)]
+    return of_class and all(
+        isinstance(one, ast.Constant) or root_name(one) == root for one in given
+    )
+
+
+def _is_only_called(place: Place, loading: ast.Call | None = None) -> bool:
+    """Whether what a statement binds is called, here or where the function returns it to.
+
+    ``loading`` is the call that gives a copy its values; any other that changes it is none.
+    """
+    names = [one for one in bound_names(place.statement) if isinstance(one, ast.Name)]
+    if len(names) != 1 or any(one is not loading for one in calls_in(place.scope, *_CHANGING)):
+        return False
+    own = {id(node) for node in ast.walk(place.statement)}
+    reads = [
+        (load, around)
+        for load, around in reads_of(place.scope, names[0].id)
+        # before the statement, the name is that of the model
+        if id(load) not in own and (load.lineno > place.line or place.loop is not None)
+    ]
+    others = [one for one in reads if loading is None or loading not in one[1]]
+    returned = [one for one in others if _is_returned(*one)]
+    calls = [one for one in others if _is_called(*one)]
+    if not all(_is_called(*one) or _is_set(*one) or _is_returned(*one) for one in others):
+        return False
+    return _is_only_called_outside(place) if returned else bool(calls)
+
+
+def _is_only_called_outside(place: Place) -> bool:
+    """Whether all who call the function around a statement do no more with what it returns."""
+    function = place.function
+    if function is None:
+        return False
+    calls = [
+        (call, at)
+        for call in calls_in(place.program.tree, function.name)
+        if (at := place.program.place(call)) is not None and at.function is not function
+    ]
+    return bool(calls) and all(
+        _is_bound_or_called(call, at) and not calls_in(at.scope, *_CHANGING) for call, at in calls
+    )
+
+
+def _is_bound_or_called(call: ast.Call, at: Place) -> bool:
+    """Whether a statement calls what a call returns, or binds it to a name that is only called."""
+    if any(one.func is call for one in calls_in(at.statement)):
+        return True
+    bound = isinstance(at.statement, ast.Assign) and at.statement.value is call
+    return bound and at.function is not None and _is_only_called(at)
 
 
 def _is_called(load: ast.expr, around: list[ast.AST]) -> bool:
@@ -104,13 +214,28 @@ def _is_called(load: ast.expr, around: list[ast.AST]) -> bool:
     return isinstance(parent, ast.Call) and parent.func is load
 
 
-def _is_set(load: ast.expr, around: list[ast.AST]) -> bool:
+def _is_returned(load: ast.expr, around: list[ast.AST]) -> bool:
+    """Whether the copy is returned, also by a chain of methods that leave its values."""
+    node: ast.AST = load
+    while len(around) >= _METHOD_CALL and _is_set(node, around):
+        node, around = around[-2], around[:-2]
+    return bool(around) and isinstance(around[-1], ast.Return)
+
+
+def _is_set(load: ast.AST, around: list[ast.AST]) -> bool:
     """Whether a method of the copy is called that leaves its values as they are."""
     if len(around) < _METHOD_CALL:
         return False
     method, call = around[-1], around[-2]
     is_method = isinstance(method, ast.Attribute) and method.value is load
-    return is_method and called_name(call) in _SETTINGS
+    return is_method and isinstance(call, ast.Call) and _leaves_values(call)
+
+
+def _leaves_values(call: ast.Call) -> bool:
+    """``eval()`` and its like; ``train(False)``, which is the same."""
+    mode = next(iter(arguments(call)), None)
+    is_eval = called_name(call) == "train" and isinstance(mode, ast.Constant) and not mode.value
+    return called_name(call) in _SETTINGS or is_eval
 
 
 RULE = EvaluatedCopyRule()

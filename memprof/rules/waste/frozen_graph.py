@@ -10,10 +10,17 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.dataflow import Flow, flow_of
-from memprof.source_code.program import Place, Program, called_name, calls_in, loaded_names
-from memprof.source_code.scopes import qualified_name
-from memprof.source_code.values import values_of
+from memprof.source_code.dataflow import Flow, flow_of, flow_of_value
+from memprof.source_code.program import (
+    Place,
+    Program,
+    arguments,
+    called_name,
+    calls_in,
+    loaded_names,
+)
+from memprof.source_code.scopes import parameters, qualified_name
+from memprof.source_code.values import is_new_tensor, values_of
 from memprof.source_code.verbs import LEARNING
 from memprof.trace import Category, Phase
 from memprof.views.window import Ints, Window
@@ -22,6 +29,17 @@ __all__ = ["RULE", "asks_for_checkpointing"]
 
 _INPUTS_ASK = "enable_input_require_grads"
 """Method of transformers' models by which what an embedding returns takes a gradient."""
+_HOOKED = "register_forward_hook"
+"""Method of modules that is given a function of the module, its arguments, and what it returns."""
+_READING_HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook"))
+"""Methods of tensors that are given a function of the gradient."""
+_BACKWARD_HOOKS = (
+    *("register_backward_hook", "register_full_backward_hook"),
+    *("register_full_backward_pre_hook", "register_multi_grad_hook"),
+)
+"""The like of modules, which have gradients of what they return as long as their graph is built."""
+_OF_TENSORS = frozenset(("clone", "detach"))
+"""Methods that a module has not."""
 _CHECKPOINTING = frozenset(("checkpoint", "checkpoint_sequential"))
 """Functions of `torch.utils.checkpoint`."""
 _LEAST_SHARE = 0.1
@@ -34,6 +52,8 @@ class FrozenModules(Match):
 
     request: Place | None = None
     """The statement that asks for the gradient of an input, which nothing reads."""
+    needless: str = ""
+    """What asks for it on behalf of checkpointing, of which there is none."""
 
 
 class FrozenGraph(WasteRule[FrozenModules]):
@@ -54,9 +74,10 @@ class FrozenGraph(WasteRule[FrozenModules]):
         at_peak = mask & window.at_peak
         if not len(rows) or window.share(window.bytes_of(at_peak)) < _LEAST_SHARE:
             return
-        request = next(_asked_in_vain(window.programs), None)
-        if request is None:
+        asking = next(_asked_in_vain(window.programs), None)
+        if asking is None:
             return
+        request, needless = asking
         after = np.append(window.lives.alloc[rows[1:]], window.lives.alloc[rows[-1:]])
         yield FrozenModules(
             row=window.main_site(at_peak),
@@ -64,6 +85,7 @@ class FrozenGraph(WasteRule[FrozenModules]):
             nbytes=window.bytes_of(at_peak),
             saving=window.replayed(window.ended_at(rows, after)),
             request=request,
+            needless=needless,
         )
 
     def title(self, match: FrozenModules) -> str:  # noqa: ARG002 - every match reads the same
@@ -79,9 +101,9 @@ class FrozenGraph(WasteRule[FrozenModules]):
         place = (
             case.place_at(request.program.filename, request.line) if request is not None else None
         )
-        if place is not None and calls_in(place.statement, _INPUTS_ASK):
+        if place is not None and match.needless:
             vain = f"only checkpointing needs it, and there is none; {why}"
-            yield Advice("detach", f"Leave `{_INPUTS_ASK}()` out: {vain}.", place)
+            yield Advice("detach", f"Leave {match.needless} out: {vain}.", place)
         else:
             yield Advice("detach", f"Leave the input without a gradient: {why}.", place)
         outside = (p for frame, p in case.frames if frame.name.rpartition(".")[2] != "forward")
@@ -117,22 +139,108 @@ def _module_of_label(window: Window) -> Ints:
     return np.array([at.get(label.module, 0) for label in labels], dtype=np.int64)
 
 
-def _asked_in_vain(programs: Sequence[Program]) -> Iterator[Place]:
-    """``images.requires_grad_(True)``, ``x.requires_grad = True``, with no ``.grad`` of it read."""
+def _asked_in_vain(programs: Sequence[Program]) -> Iterator[tuple[Place, str]]:
+    """``images.requires_grad_(True)``, ``x.requires_grad = True``, with no ``.grad`` of it read.
+
+    And what asks for it, where that only serves checkpointing. None where modules have hooks that
+    read gradients.
+    """
+    if any(calls_in(program.tree, *_BACKWARD_HOOKS) for program in programs):
+        return
     if not any(map(asks_for_checkpointing, programs)):
-        for program in programs:
-            for call in calls_in(program.tree, _INPUTS_ASK):
-                asking = program.at(call.lineno)
-                if asking is not None:
-                    yield asking
+        yield from _asked_for_checkpointing(programs)
     for program, node in ((one, node) for one in programs for node in one.nodes):
-        name = _asked_of(node)
-        place = program.place(node) if name and isinstance(node, ast.stmt) else None
-        if place is None or _is_parameter(place, name):
-            continue
-        flow = flow_of(programs, place, name, through=False)
+        if isinstance(node, ast.Call):
+            place = program.place(node) if _asks_of_copy(node) else None
+            if place is None or _asked_of(place.statement) or _reads_gradients(programs):
+                continue
+            flow = flow_of_value(programs, place, node, through=False)
+        else:
+            name = _asked_of(node)
+            place = program.place(node) if name and isinstance(node, ast.stmt) else None
+            if place is None or _is_parameter(place, name):
+                continue
+            flow = flow_of(programs, place, name, through=False)
         if not flow.is_lost and not _serves(flow, place):
-            yield place
+            yield place, ""
+
+
+def _asked_for_checkpointing(programs: Sequence[Program]) -> Iterator[tuple[Place, str]]:
+    """Statements that ask for the gradient of what an embedding returns, and what they do it by.
+
+    That is a method of transformers, or a hook of the program's own.
+    """
+    for program in programs:
+        for call in calls_in(program.tree, _INPUTS_ASK):
+            asking = program.at(call.lineno)
+            if asking is not None:
+                yield asking, f"`{_INPUTS_ASK}()`"
+        for call in calls_in(program.tree, _HOOKED):
+            for place, name in _asked_by_hook(programs, program, call):
+                flow = flow_of(programs, place, name, through=False)
+                # What is returned is handed on in any case.
+                if not flow.is_lost and not _is_read(flow, place):
+                    yield place, "the hook"
+
+
+def _asked_by_hook(
+    programs: Sequence[Program], program: Program, call: ast.Call
+) -> Iterator[tuple[Place, str]]:
+    """Where a hook asks for the gradient of what its module returns, and the name of that."""
+    hook = next(arguments(call), None)
+    functions: list[tuple[Program, ast.AST]] = []
+    if isinstance(hook, ast.Lambda):
+        functions = [(program, hook)]
+    elif isinstance(hook, (ast.Name, ast.Attribute)):
+        name = ast.unparse(hook).rpartition(".")[2]
+        functions = [(one, function) for one in programs for function in one.functions(name)]
+    if len(functions) != 1:
+        return
+    ((where, function),) = functions
+    names = [one for one in parameters(function) if one not in ("self", "cls")]
+    returned = names[-1] if len(names) == len(("module", "args", "output")) else ""
+    for asking in calls_in(function, "requires_grad_"):
+        receiver = asking.func.value if isinstance(asking.func, ast.Attribute) else None
+        place = where.place(asking)
+        if place is not None and _is_on(asking) and getattr(receiver, "id", None) == returned:
+            yield place, returned
+
+
+def _asks_of_copy(call: ast.Call) -> bool:
+    """``x.detach().clone().requires_grad_()``: a tensor of its own, and no module."""
+    if called_name(call) != "requires_grad_" or not _is_on(call):
+        return False
+    receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
+    while isinstance(receiver, ast.Call) and isinstance(receiver.func, ast.Attribute):
+        if called_name(receiver) in _OF_TENSORS or is_new_tensor(receiver):
+            return True
+        receiver = receiver.func.value
+    return False
+
+
+def _reads_gradients(programs: Sequence[Program]) -> bool:
+    """Whether a gradient is read, or computed, that is not known to be that of a parameter.
+
+    A copy may be handed to an object, and its gradient be read of that.
+    """
+    return any(
+        isinstance(node, ast.Attribute)
+        and node.attr == "grad"
+        and isinstance(node.ctx, ast.Load)
+        and not _is_gradient_of_parameter(program, node)
+        for program in programs
+        for node in program.nodes
+    )
+
+
+def _is_gradient_of_parameter(program: Program, gradient: ast.Attribute) -> bool:
+    place = program.place(gradient)
+    name = gradient.value.id if isinstance(gradient.value, ast.Name) else ""
+    return place is not None and bool(name) and _is_parameter(place, name)
+
+
+def _is_on(call: ast.Call) -> bool:
+    return not any(isinstance(one, ast.Constant) and one.value is False for one in arguments(call))
 
 
 def asks_for_checkpointing(program: Program) -> bool:
@@ -150,9 +258,8 @@ def _asked_of(node: ast.AST) -> str:
     if isinstance(node, ast.Expr) and called_name(node.value) == "requires_grad_":
         call = node.value
         assert isinstance(call, ast.Call)
-        arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-        off = any(isinstance(value, ast.Constant) and value.value is False for value in arguments)
-        receiver = call.func.value if isinstance(call.func, ast.Attribute) and not off else None
+        is_on = isinstance(call.func, ast.Attribute) and _is_on(call)
+        receiver = call.func.value if isinstance(call.func, ast.Attribute) and is_on else None
         return receiver.id if isinstance(receiver, ast.Name) else ""
     if not isinstance(node, ast.Assign) or len(node.targets) != 1:
         return ""
@@ -191,18 +298,27 @@ def _serves(flow: Flow, place: Place) -> bool:
 
     So it may where the tensor is handed to no call at all: it is thawed for others.
     """
-    is_handed_on = False
+    is_handed_on = any(
+        flow.carries(one, scopes)
+        for node, scopes in flow.source.nodes
+        if isinstance(node, ast.Call)
+        for one in arguments(node)
+    )
+    return not is_handed_on or _is_read(flow, place)
+
+
+def _is_read(flow: Flow, place: Place) -> bool:
+    """True if a statement reads the gradient of what flows, or hands that to what may read it."""
     for node, scopes in flow.source.nodes:
-        if isinstance(node, ast.Attribute) and node.attr == "grad":
-            if isinstance(node.ctx, ast.Load) and flow.carries(node.value, scopes):
+        if isinstance(node, ast.Attribute):
+            reads = node.attr == "grad" and isinstance(node.ctx, ast.Load)
+            if (reads or node.attr in _READING_HOOKS) and flow.carries(node.value, scopes):
                 return True
         elif isinstance(node, ast.Call):
-            arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
-            carried = [one for one in arguments if flow.carries(one, scopes)]
-            is_handed_on = is_handed_on or bool(carried)
+            carried = [one for one in arguments(node) if flow.carries(one, scopes)]
             if carried and _takes_gradients(flow, place, node, carried):
                 return True
-    return not is_handed_on
+    return False
 
 
 def _takes_gradients(flow: Flow, place: Place, call: ast.Call, carried: list[ast.expr]) -> bool:

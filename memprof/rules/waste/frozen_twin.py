@@ -10,7 +10,7 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import place_of
+from memprof.source_code.program import called_name, place_of
 from memprof.trace import Category, Frame
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
@@ -19,6 +19,7 @@ __all__ = ["RULE"]
 
 _ADAPTED = "Peft"
 """How the classes begin that PEFT puts around a model."""
+_ADAPTING = "get_peft_model"
 _LEAST_COMMON = 0.95
 """Of the bytes of both, in parameters of one size: a head may differ."""
 _LEAST_SIZES = 2
@@ -47,11 +48,13 @@ class FrozenTwin(WasteRule[Match]):
                     continue
                 if not _is_same_model(window, base, twin):
                     continue
+                parting = _parting(window, base, twin)
                 yield Match(
                     row=int(twin[np.argmax(window.lives.size[twin])]),
                     rows=twin,
                     nbytes=int(window.lives.size[twin].sum()),
                     saving=window.replayed(window.whole(twin)),
+                    look_at=parting[1] if parting else None,
                 )
                 return
 
@@ -66,7 +69,9 @@ class FrozenTwin(WasteRule[Match]):
             "as nothing trains them: make no second model, and call that one within "
             "`with model.disable_adapter():` instead."
         )
-        yield Advice("disable_adapter", why, case.site)
+        frame = match.look_at
+        place = case.place_at(frame.filename, frame.line) if frame is not None else case.site
+        yield Advice("disable_adapter", why, place)
 
 
 def _frozen_parameters(window: Window) -> dict[str, Ints]:
@@ -95,17 +100,33 @@ def _is_same_model(window: Window, base: Ints, twin: Ints) -> bool:
     stacks = [window.stack(int(rows[0])) for rows in (base, twin)]
     if any(frame.name == "deepcopy" for stack in stacks for frame in stack):
         return True
-    outermost_first = [window.user_frames(stack)[::-1] for stack in stacks]
-    parting = next((pair for pair in zip(*outermost_first, strict=False) if pair[0] != pair[1]), ())
-    calls = {_call_bound_at(frame) for frame in parting}
+    calls = {_call_bound_at(frame) for frame in _parting(window, base, twin)}
     return len(calls) == 1 and "" not in calls
 
 
+def _parting(window: Window, base: Ints, twin: Ints) -> tuple[Frame, ...]:
+    """The lines of one function from which each of two models was made; empty for one line."""
+    stacks = [window.stack(int(rows[0])) for rows in (base, twin)]
+    outermost_first = [window.user_frames(stack)[::-1] for stack in stacks]
+    pairs = zip(*outermost_first, strict=False)
+    return next((pair for pair in pairs if pair[0] != pair[1]), ())
+
+
 def _call_bound_at(frame: Frame) -> str:
-    """The text of the call whose result a frame's statement binds; empty for none."""
+    """The text of the call that makes the model which a frame's statement binds; empty for none.
+
+    Of ``load().eval()`` it is ``load()``, and of ``get_peft_model(load(), config)``.
+    """
     place = place_of(frame)
     value = place.statement.value if place and isinstance(place.statement, ast.Assign) else None
-    return ast.unparse(value) if isinstance(value, ast.Call) else ""
+    while isinstance(value, ast.Call):
+        if isinstance(value.func, ast.Attribute) and isinstance(value.func.value, ast.Call):
+            value = value.func.value
+        elif called_name(value).startswith((_ADAPTED, _ADAPTING)) and value.args:
+            value = value.args[0]
+        else:
+            return ast.unparse(value)
+    return ""
 
 
 RULE = FrozenTwin()

@@ -81,13 +81,14 @@ class IdleModel(WasteRule[IdleModels]):
     def advice(self, match: IdleModels, case: Case) -> Iterator[Advice]:
         """Let go of them after the last use."""
         last = max(match.models, key=lambda one: one.last_line)
-        names = ", ".join(one.name for one in match.models)
-        is_one = len(match.models) == 1
-        keeps, them = ("keeps a model", "it") if is_one else ("keep models", "them")
+        variables = list(dict.fromkeys(one.name for one in match.models))
+        names = ", ".join(variables)
+        keep, them = ("keeps", "it") if len(variables) == 1 else ("keep", "them")
+        models = "a model" if len(match.models) == 1 else "models"
         why = (
-            f"{_names(match)} {keeps} of {format_bytes(match.nbytes)} that nothing calls any more: "
-            f"`del {names}` after line {last.last_line}, the last that reads {them}, and let go of "
-            f"whatever else holds {them}."
+            f"{_names(match)} {keep} {models} of {format_bytes(match.nbytes)} that nothing calls "
+            f"any more: `del {names}` after line {last.last_line}, the last that reads {them}, and "
+            f"let go of whatever else holds {them}."
         )
         place = case.place_at(last.place.program.filename, last.last_line)
         yield Advice("del_ref", why, place or case.site, typed=f"del {names}")
@@ -107,7 +108,7 @@ def _match(window: Window, models: list[_Idle]) -> IdleModels:
 
 
 def _names(match: IdleModels) -> str:
-    return " and ".join(f"`{one.name}`" for one in match.models)
+    return " and ".join(dict.fromkeys(f"`{one.name}`" for one in match.models))
 
 
 def _idle(window: Window, root: str, rows: Ints) -> _Idle | None:

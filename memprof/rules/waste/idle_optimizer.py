@@ -15,6 +15,7 @@ from memprof.source_code.idle_attributes import read_no_more
 from memprof.source_code.kept_objects import kept_object
 from memprof.source_code.last_reads import last_read_before, reads_again
 from memprof.source_code.program import Place, bound_names, own_calls, place_of
+from memprof.source_code.scopes import parameters
 from memprof.source_code.values import values_of
 from memprof.trace import Category, Frame
 from memprof.units import format_bytes
@@ -126,7 +127,7 @@ def _match(
     now = window.trace.stack(int(window.trace.events.stack[window.peak.event]))
     if window.share(nbytes) < _LEAST_SHARE:
         return None
-    read = _last_read(window, way[0], now)
+    read = _last_read(window, way[0], now) or _last_read_by_caller(way, now)
     keeping = kept_object(way, window.user_frames(now)) if read is None else None
     if keeping is not None:
         read = ast.unparse(bound_names(keeping.statement)[0]), keeping, keeping.line
@@ -185,6 +186,48 @@ def _last_read(
     if reads_again(place, optimizer.id, line):
         return None
     return optimizer.id, place, last_read_before(place, optimizer.id, line)
+
+
+def _last_read_by_caller(
+    way: Sequence[Frame], now: Sequence[Frame]
+) -> tuple[str, Place, int] | None:
+    """The same of an optimizer that a function was given which has returned, as its caller has it.
+
+    ``fit(model, first, data)`` and ``fit(model, stages["first"], data)``.
+    """
+    place = place_of(way[0])
+    caller = place_of(way[1]) if len(way) > 1 else None
+    calls = own_calls(place.statement, "step") if place is not None else []
+    receiver = calls[0].func if calls else None
+    optimizer = receiver.value if isinstance(receiver, ast.Attribute) else None
+    if place is None or place.function is None or caller is None or caller.function is None:
+        return None
+    given = _given_as(caller, place.function, ast.unparse(optimizer)) if optimizer else None
+    running = [one for one in now if (one.filename, one.name) == (way[1].filename, way[1].name)]
+    if given is None or len(running) != 1 or running[0].line <= way[1].line:
+        return None
+    key = given.slice if isinstance(given, ast.Subscript) else None
+    name = given.value if isinstance(given, ast.Subscript) else given
+    if not isinstance(name, ast.Name) or not (key is None or isinstance(key, ast.Constant)):
+        return None
+    made = list(values_of(caller, name.id))
+    if not made or not all(isinstance(one, ast.Call if key is None else ast.Dict) for one in made):
+        return None
+    item, line = key.value if isinstance(key, ast.Constant) else None, running[0].line
+    if reads_again(caller, name.id, line, item):
+        return None
+    return ast.unparse(given), caller, last_read_before(caller, name.id, line, item)
+
+
+def _given_as(caller: Place, function: ast.AST, name: str) -> ast.expr | None:
+    """What the one call of a function by a statement gives it as a parameter."""
+    calls = own_calls(caller.statement, getattr(function, "name", ""))
+    names = [one for one in parameters(function) if one not in ("self", "cls")]
+    if len(calls) != 1 or name not in names:
+        return None
+    given = dict(zip(names, calls[0].args, strict=False))
+    given |= {one.arg: one.value for one in calls[0].keywords if one.arg is not None}
+    return given.get(name)
 
 
 RULE = IdleOptimizer()

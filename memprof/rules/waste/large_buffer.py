@@ -105,6 +105,9 @@ def _is_read_by_slices(programs: Sequence[Program], name: str) -> bool:
                 continue
             if isinstance(parent, ast.Call) and parent.func is node:
                 continue  # ``torch.tril(…)``, where the buffer is ``self.tril``
+            if isinstance(parent, ast.Attribute) and parent.attr == "narrow":
+                slices += 1  # ``self.cos.narrow(0, 0, length)``
+                continue
             if not isinstance(parent, ast.Subscript) or parent.value is not node:
                 return False
             method = above.get(parent)

@@ -17,9 +17,11 @@ from memprof.source_code.program import (
     called_name,
     calls_in,
     loaded_names,
+    place_of,
     root_name,
 )
 from memprof.source_code.scopes import parameters, syntax_of
+from memprof.source_code.summed_comprehensions import goes_backward_from_sum
 from memprof.source_code.torch_modes import is_under_no_grad
 from memprof.units import format_bytes
 from memprof.views.window import Window
@@ -54,6 +56,7 @@ class LateBackward(WasteRule[LossSum]):
             return
         places = (_sum_of_losses(call, window.programs) for call in passes.calls)
         place = next((place for place in places if place is not None), None)
+        place = place or _comprehension_of_losses(window, passes.row)
         if place is None:
             return
         yield LossSum(
@@ -82,6 +85,14 @@ class LateBackward(WasteRule[LossSum]):
         )
         place = case.place_at(match.filename, match.line)
         yield Advice("early_backward", why, place, match.line)
+
+
+def _comprehension_of_losses(window: Window, row: int) -> Place | None:
+    """The statement on a stack whose comprehension computes losses, for one pass from their sum."""
+    for place in map(place_of, window.user_frames(window.stack(row))):
+        if place is not None and goes_backward_from_sum(place) and not is_under_no_grad(place):
+            return place
+    return None
 
 
 def _sum_of_losses(place: Place, programs: Sequence[Program]) -> Place | None:

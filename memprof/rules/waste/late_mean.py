@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,8 @@ from memprof.rules.large_tensor import large_tensor
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idioms import keyword
 from memprof.source_code.program import Place, called_name, calls_in, place_of
+from memprof.source_code.reductions import summed_indices
+from memprof.source_code.scopes import nodes_around, reads_of
 from memprof.source_code.values import values_of
 from memprof.trace import Category, Phase
 from memprof.units import format_bytes
@@ -23,9 +25,25 @@ __all__ = ["RULE"]
 _AVERAGES = ("mean",)
 _POSITIONS = frozenset(("1", "-2", "(1,)", "[1]"))
 """The dimension of positions, as it is written: the last one is that of features."""
+_FEATURES = frozenset(("2", "-1", "(2,)", "[2]"))
+"""The same where positions and features have changed places."""
+_SWAPS = ("1, 2", "2, 1", "-1, -2", "-2, -1")
+_OF_SHAPE = ("device", "dtype", "shape", "size")
+_METHOD_CALL = 2
+"""Nodes around a value of which a method is called: the attribute, and the call."""
 _LINEAR = "Linear"
 _FLOAT = 4
 """Bytes of a value in float32."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Order:
+    """A mean of what a layer makes, and the same in the other order."""
+
+    written: str
+    instead: str
+    lines: frozenset[int]
+    """Of the layer's call, and of the mean."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,16 +69,25 @@ class LateMeanRule(WasteRule[LateMean]):
         large = large_tensor(window)
         if large is None:
             return
-        for row in large.there.tolist():
+        for row in [*large.there.tolist(), large.row]:
             of_backward = window.phase[row] == Phase.BACKWARD
             site = int((window.origin_site if of_backward else window.site)[row])
             place = place_of(window.owners.sites.frames[site])
-            calls = _calls(place) if place is not None else None
-            if place is None or calls is None:
+            order = _order(place) if place is not None else None
+            if place is None or order is None:
                 continue
-            if not _has_positions(window, large.row, site):
+            sites = [
+                at
+                for at, frame in enumerate(window.owners.sites.frames)
+                if frame.filename == place.program.filename and frame.line in order.lines
+            ]
+            if not _has_positions(window, large.row, sites):
                 continue
-            alike = large.in_every_step & ((window.origin_site == site) | (window.site == site))
+            of_lines = np.isin(window.origin_site, sites) | np.isin(window.site, sites)
+            # The gradient of what the layer makes is its own.
+            of_layer = window.module == window.module[large.row]
+            of_lines |= of_layer & (window.phase == Phase.BACKWARD)
+            alike = large.in_every_step & of_lines
             there = np.flatnonzero(alike & window.at_peak)
             if not len(there):
                 continue
@@ -70,8 +97,8 @@ class LateMeanRule(WasteRule[LateMean]):
                 rows=there,
                 nbytes=int(window.lives.size[there].sum()),
                 saving=window.replayed(window.whole(np.flatnonzero(alike))),
-                written=calls[0],
-                instead=calls[1],
+                written=order.written,
+                instead=order.instead,
                 place=place,
             )
             return
@@ -89,7 +116,7 @@ class LateMeanRule(WasteRule[LateMean]):
         yield Advice("mean_first", why, match.place or case.site, typed=match.instead)
 
 
-def _has_positions(window: Window, row: int, site: int) -> bool:
+def _has_positions(window: Window, row: int, sites: Sequence[int]) -> bool:
     """Whether what the layer makes has more than rows and features, by the bytes of its mean.
 
     The bias tells how wide a row is. Of a matrix a mean along dimension 1 is one number for each
@@ -99,14 +126,17 @@ def _has_positions(window: Window, row: int, site: int) -> bool:
     size = int(lives.requested[row])
     of_layer = (window.category == Category.PARAMETER) & (window.module == window.module[row])
     width = int(lives.requested[of_layer].min(initial=size))
-    made = (window.site == site) & (window.phase != Phase.BACKWARD) & (lives.requested < size)
+    made = np.isin(window.site, sites) & (window.phase != Phase.BACKWARD) & (lives.requested < size)
     sizes = np.unique(lives.requested[made]).tolist()
     numbers = size // width * _FLOAT
     return width < size and numbers not in sizes and any(one % width == 0 for one in sizes)
 
 
-def _calls(place: Place) -> tuple[str, str] | None:
-    """The mean of a linear layer's result in a statement, and the layer's result of a mean."""
+def _order(place: Place) -> _Order | None:
+    """The mean of a linear layer's result in a statement, and the layer's result of a mean.
+
+    The mean may be taken by a later statement, of a variable that nothing else reads.
+    """
     for call in calls_in(place.statement, *_AVERAGES):
         layer = call.func.value if isinstance(call.func, ast.Attribute) else None
         along = keyword(call, "dim") or next(iter(call.args), None)
@@ -117,16 +147,115 @@ def _calls(place: Place) -> tuple[str, str] | None:
         if not _is_linear(place, layer.func):
             continue
         given, rest = ast.unparse(layer.args[0]), ast.unparse(call)[len(ast.unparse(layer)) :]
-        return ast.unparse(call), f"{ast.unparse(layer.func)}({given}{rest})"
+        instead = f"{ast.unparse(layer.func)}({given}{rest})"
+        return _Order(ast.unparse(call), instead, frozenset(place.lines))
+    for call in calls_in(place.statement):
+        if len(call.args) == 1 and not call.keywords and _is_linear(place, call.func):
+            mean, lines = _mean_of(place, call)
+            if mean is not None:
+                given = ast.unparse(call.args[0])
+                is_name = isinstance(call.args[0], (ast.Name, ast.Attribute, ast.Call))
+                averaged = f"{given if is_name else f'({given})'}.mean(1)"
+                return _Order(ast.unparse(mean), f"{ast.unparse(call.func)}({averaged})", lines)
     return None
 
 
+def _mean_of(place: Place, call: ast.Call) -> tuple[ast.expr | None, frozenset[int]]:
+    """The mean that is all that is read of what a call makes, and the lines of both."""
+    lines = frozenset(place.lines)
+    statement = place.statement
+    if not isinstance(statement, ast.Assign) or statement.value is not call:
+        return _mean_around(call, nodes_around(statement, call)), lines
+    target = statement.targets[0]
+    if len(statement.targets) != 1 or not isinstance(target, ast.Name) or place.loop is not None:
+        return None, lines
+    reads = [
+        (load, around)
+        for load, around in reads_of(place.scope, target.id)
+        if not (isinstance(around[-1], ast.Attribute) and around[-1].attr in _OF_SHAPE)
+    ]
+    at = place.program.place(reads[0][0]) if len(reads) == 1 else None
+    if at is None or at.line <= place.line:
+        return None, lines
+    return _mean_around(*reads[0]), lines | frozenset(at.lines)
+
+
+def _mean_around(value: ast.expr, around: Sequence[ast.AST]) -> ast.expr | None:
+    """The mean over positions that is taken of a value, also with its dimensions swapped."""
+    waiting, is_swapped = [*around], False
+    while waiting:
+        parent = waiting[-1]
+        if isinstance(parent, ast.Attribute) and parent.attr == "mT":
+            value, is_swapped = parent, not is_swapped
+            waiting.pop()
+            continue
+        call = waiting[-_METHOD_CALL] if isinstance(parent, ast.Attribute) else parent
+        if not isinstance(call, ast.Call):
+            return None
+        is_method = call.func is parent
+        given = call.args if is_method else [one for one in call.args if one is not value]
+        if is_method and called_name(call) in ("swapaxes", "transpose"):
+            if ", ".join(map(ast.unparse, given)) not in _SWAPS:
+                return None
+            value, is_swapped = call, not is_swapped
+            waiting = waiting[:-_METHOD_CALL]
+            continue
+        outside = waiting[-_METHOD_CALL - 1 if is_method else -_METHOD_CALL :][:1]
+        return _mean(call, given, outside, is_swapped=is_swapped)
+    return None
+
+
+def _mean(
+    call: ast.Call, given: Sequence[ast.expr], outside: Sequence[ast.AST], *, is_swapped: bool
+) -> ast.expr | None:
+    """The expression of a mean over positions, where a call takes it or a quotient of its sum."""
+    name = called_name(call)
+    if name == "adaptive_avg_pool1d":
+        return call if is_swapped and [*map(ast.unparse, given)] == ["1"] else None
+    along = keyword(call, "dim") or next(iter(given), None)
+    positions = _FEATURES if is_swapped else _POSITIONS
+    if along is not None and name in ("mean", "sum") and ast.unparse(along) not in positions:
+        return None
+    if name == "mean":
+        return call if along is not None else None
+    is_sum = (name == "sum" and along is not None) or summed_indices(call) == (-2 + is_swapped,)
+    quotient = outside[0] if outside else None
+    if not is_sum or not isinstance(quotient, ast.BinOp) or not isinstance(quotient.op, ast.Div):
+        return None
+    return quotient if quotient.left is call and _is_length(quotient.right) else None
+
+
+def _is_length(value: ast.expr) -> bool:
+    """Whether a divisor is the number of positions: ``x.size(1)``, ``x.shape[1]``."""
+    return ast.unparse(value).endswith((".size(1)", ".size(-2)", ".shape[1]", ".shape[-2]"))
+
+
 def _is_linear(place: Place, layer: ast.expr) -> bool:
-    """Whether all that the name of a layer is bound to in the file are linear layers."""
+    """Whether all that the name of a layer is bound to in the file are linear layers.
+
+    Or the entry of a `ModuleDict` is one.
+    """
+    if isinstance(layer, ast.Subscript) and isinstance(layer.value, (ast.Name, ast.Attribute)):
+        tables = list(values_of(place, ast.unparse(layer.value)))
+        entries = [_entry(one, layer.slice) for one in tables]
+        return _are_linear(entries)
     if not isinstance(layer, (ast.Name, ast.Attribute)):
         return False
-    made = list(values_of(place, ast.unparse(layer)))
+    return _are_linear(list(values_of(place, ast.unparse(layer))))
+
+
+def _are_linear(made: Sequence[ast.expr | None]) -> bool:
     return bool(made) and all(one is not None and called_name(one) == _LINEAR for one in made)
+
+
+def _entry(table: ast.expr | None, key: ast.expr) -> ast.expr | None:
+    """What a ``ModuleDict({…})`` has for a key that is written out; None for what is unknown."""
+    given = table.args[0] if isinstance(table, ast.Call) and table.args else None
+    if not isinstance(given, ast.Dict):
+        return None
+    wanted = key.value if isinstance(key, ast.Constant) else None
+    pairs = zip(given.keys, given.values, strict=True)
+    return next((v for k, v in pairs if isinstance(k, ast.Constant) and k.value == wanted), None)
 
 
 RULE = LateMeanRule()

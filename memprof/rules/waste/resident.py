@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -16,6 +17,8 @@ from memprof.rules.long_lived_tensors import advice_on_long_lived
 from memprof.rules.notebooks import advice_on_outputs
 from memprof.rules.references import advice_on_exceptions, advice_on_views
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.program import bound_names, program_of
+from memprof.source_code.scopes import reads_of
 from memprof.trace import Category
 from memprof.views.window import Bools, Window
 
@@ -63,6 +66,11 @@ class Resident(WasteRule[Match]):
         ]
         return any(by_iterator) and not all(by_iterator)
 
+    def is_proven(self, holders: Sequence[Holder]) -> bool:
+        """Also where a thread that waits has them in a variable of the job that is done."""
+        of_job = len(holders) == 1 and _is_of_one_job(holders[0])
+        return of_job or super().is_proven(holders)
+
     def title(self, match: Match) -> str:
         """Say what they are not."""
         more = ", more and more of them," if match.rises else ""
@@ -82,6 +90,27 @@ class Resident(WasteRule[Match]):
         if iterator is not None:  # it is full from the second round on, and grows no more
             yield from advice_on_iterator(iterator)
         yield from advice_on_long_lived(case)
+
+
+def _is_of_one_job(holder: Holder) -> bool:
+    """Whether a thread's variable is bound anew for each job, before anything reads it.
+
+    ``raw = load(jobs.get())`` in the body of a loop, and not under a condition.
+    """
+    if [link.kind for link in holder.links] != [LinkKind.THREAD, LinkKind.LOCAL]:
+        return False
+    program = program_of(holder.filename)
+    place = program.at(holder.line) if program is not None else None
+    if place is None or place.code.strip() != holder.code.strip():
+        return False
+    name, loop = holder.links[-1].name, place.loop
+    binds = any(
+        isinstance(one, ast.Name) and one.id == name for one in bound_names(place.statement)
+    )
+    if loop is None or not binds or place.statement not in loop.body:
+        return False
+    reads = [load.lineno for load, _ in reads_of(place.scope, name)]
+    return all(place.line < line <= (loop.end_lineno or line) for line in reads)
 
 
 def _rises(window: Window, mask: Bools) -> bool:

@@ -23,6 +23,7 @@ _FEWEST = 3
 """Tensors of the same values: one copy is what many programs have."""
 _FEWEST_REPEATS = 3
 _REPEATS = "repeat_interleave"
+_TRIANGLES = ("tril", "tril_", "triu", "triu_")
 _TRAINED = frozenset((Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE))
 _LEAST_FILLED = 0.02
 """Of the values, that are not zero: of fewer a sample does not tell one part from another."""
@@ -90,6 +91,17 @@ def _is_enlarged(place: Place | None) -> bool:
     return len(list(repeats)) > 1
 
 
+def _differs(window: Window, key: tuple[int, int], times: int, values: Values) -> bool:
+    """Whether a statement makes triangles, no two of whose rows are the same, whatever samples say.
+
+    There may be as many of the same as the dimensions before those of a triangle are long.
+    """
+    frame = next(iter(window.user_frames(window.trace.stack(key[0]))), None)
+    place = place_of(frame) if frame is not None else None
+    is_triangle = place is not None and bool(calls_in(place.statement, *_TRIANGLES))
+    return is_triangle and not _is_product(times, values.shape[:-2])
+
+
 def _is_product(times: int, extents: Sequence[int]) -> bool:
     """Whether values that are there so often may be the same along whole dimensions."""
     products = {1}
@@ -115,7 +127,7 @@ def _match(window: Window, *, is_within: bool) -> SameValues | None:
     own = {
         key: _own(window, key, known[key], is_within=is_within)
         for key, number in times.items()
-        if number >= fewest
+        if number >= fewest and not (is_within and _differs(window, key, number, known[key]))
     }
     if not own:
         return None
