@@ -6,11 +6,12 @@ Letters stand for dimensions, as the program writes them; an ellipsis is one mor
 from __future__ import annotations
 
 import ast
+import string
 from dataclasses import dataclass
 
 from memprof.source_code.program import called_name
 
-__all__ = ["Einsum", "einsum_of"]
+__all__ = ["Einsum", "einsum_of", "multiplied_last"]
 
 _ELLIPSIS, _ITS_LETTER = "...", "…"
 _OPERANDS = 2
@@ -91,3 +92,53 @@ def einsum_of(node: ast.AST) -> Einsum | None:
     if not {*output} <= {*text}:
         return None
     return Einsum((given[1], given[2]), (inputs[0], inputs[1]), output)
+
+
+def multiplied_last(first: Einsum, second: Einsum, product: ast.expr) -> str:
+    """Two products, of which the second multiplies the first, so that one factor comes last.
+
+    ``einsum("bihd,bhde->bihe", q, einsum("bjhd,bjhe->bhde", k, v))`` of
+    ``einsum("bhij,bjhe->bihe", einsum("bihd,bjhd->bhij", q, k), v)``. Empty where both factors of
+    the first have dimensions that the second sums, or where ellipses are in different places.
+    """
+    at = 0 if second.operands[0] is product else 1
+    theirs = second.inputs[at]
+    if len(theirs) != len(first.output) or _places(theirs) != _places(first.output):
+        return ""
+    names = dict(zip(theirs, first.output, strict=True))
+    taken = {*first.inputs[0], *first.inputs[1]}
+    for letter in (*second.inputs[1 - at], *second.output):
+        if letter == _ITS_LETTER and letter not in names and letter in taken:
+            return ""
+        if letter not in names:
+            names[letter] = _free(letter, taken)
+            taken.add(names[letter])
+    third = "".join(names[one] for one in second.inputs[1 - at])
+    result = "".join(names[one] for one in second.output)
+    between = {names[one] for one in second.summed}
+    inner = [n for n in (0, 1) if between & {*first.inputs[n]}]
+    if len(inner) != 1 or not between <= {*first.inputs[inner[0]]}:
+        return ""
+    ours, last = first.inputs[inner[0]], first.inputs[1 - inner[0]]
+    middle = "".join(
+        one for one in dict.fromkeys(ours + third) if one in {*last, *result} - between
+    )
+    own, rest = (ast.unparse(first.operands[n]) for n in (inner[0], 1 - inner[0]))
+    other = ast.unparse(second.operands[1 - at])
+    texts = (f"{ours},{third}->{middle}", f"{last},{middle}->{result}")
+    near, far = (one.replace(_ITS_LETTER, _ELLIPSIS) for one in texts)
+    return f'torch.einsum("{far}", {rest}, torch.einsum("{near}", {own}, {other}))'
+
+
+def _free(letter: str, taken: set[str]) -> str:
+    """A letter, or where another dimension has it the next one that none has."""
+    if letter not in taken:
+        return letter
+    at = string.ascii_letters.find(letter)
+    following = string.ascii_letters[at:] + string.ascii_letters[:at]
+    return next(one for one in following if one not in taken)
+
+
+def _places(letters: str) -> list[int]:
+    """Where an ellipsis is among letters."""
+    return [at for at, one in enumerate(letters) if one == _ITS_LETTER]
