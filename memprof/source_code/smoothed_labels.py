@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
+from memprof.source_code.call_sites import calls_of
 from memprof.source_code.idioms import keyword, without_casts
 from memprof.source_code.program import Place, assigned, bound_names, called_name, calls_in
 from memprof.source_code.values import values_of
@@ -132,13 +133,11 @@ def smoothed_labels(place: Place) -> SmoothedLabels | None:
     reading = _reading(place, known)
     if not known.returned:
         return _labels(place, known, reading) if reading is not None else None
-    if reading is not None or not known.is_smoothed or place.function is None:
+    calls = calls_of(place)
+    if reading is not None or not known.is_smoothed or len(calls) != 1:
         return None
-    calls = calls_in(place.program.tree, place.function.name)
-    caller = place.program.place(calls[0]) if len(calls) == 1 else None
-    if caller is None or caller.function is place.function:
-        return None
-    handed = _Tables({ast.unparse(calls[0])}, making=known.making, is_smoothed=True)
+    ((caller, call),) = calls
+    handed = _Tables({ast.unparse(call)}, making=known.making, is_smoothed=True)
     reading = _reading(caller, handed)
     return _labels(caller, handed, reading) if reading is not None else None
 
