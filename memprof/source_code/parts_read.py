@@ -507,13 +507,13 @@ def _field_of_call(value: ast.expr | None) -> str:
     """
     made = [
         (field, one)
-        for field, one in _fields(value)
+        for field, one in _values_in(value)
         if any(isinstance(node, ast.Call) for node in ast.walk(one))
     ]
     return made[0][0] if len(made) == 1 and _is_the_call(made[0][1]) else ""
 
 
-def _fields(value: ast.expr | None) -> list[tuple[str, ast.expr]]:
+def _values_in(value: ast.expr | None) -> list[tuple[str, ast.expr]]:
     """The values of a tuple or a dictionary, each with how it is taken of that."""
     if isinstance(value, ast.Tuple):
         return [(f"[{at}]", one) for at, one in enumerate(value.elts)]
@@ -545,7 +545,7 @@ def _field_returned(place: Place, name: str, dead: set[ast.AST]) -> str:
             for keyword in value.keywords:
                 if isinstance(keyword.value, ast.Name) and keyword.value.id == name:
                     return keyword.arg or ""
-        fields = [] if _is_library(place) else _fields(value)
+        fields = [] if _is_library(place) else _values_in(value)
         for field, one in fields:
             if isinstance(one, ast.Name) and one.id == name and _is_read_once(place, name, dead):
                 return field

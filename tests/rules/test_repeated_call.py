@@ -180,4 +180,4 @@ def test_looks_between_two_runs_come_upon_the_first_alone(known, twice, monkeypa
         for stack, (same, in_steps) in known.items()
     }
     monkeypatch.setattr(repeated_call, "values_by_stack_and_size", lambda window: values)
-    assert {stack for stack, _ in repeated_call._same_in_steps(None)} == twice
+    assert {stack for stack, _ in repeated_call.same_in_steps(None)} == twice

@@ -17,7 +17,7 @@ from memprof.units import format_bytes
 from memprof.views.owners import common_module
 from memprof.views.window import Bools, Ints, Window
 
-__all__ = ["RULE"]
+__all__ = ["RULE", "same_in_steps"]
 
 _LEAST_SHARE = 0.1
 """Of the peak, in what the second run makes."""
@@ -105,13 +105,13 @@ def _twice(window: Window) -> Bools:
     """What passes made that is there at the peak, whose values two of their size had at once."""
     lives = window.lives
     alike = np.zeros(len(lives), dtype=bool)
-    for stack, size in _same_in_steps(window):
+    for stack, size in same_in_steps(window):
         alike |= (lives.stack == stack) & (lives.requested == size)
     twice: Bools = alike & window.at_peak & _made_by_passes(window)
     return twice
 
 
-def _same_in_steps(window: Window) -> dict[tuple[int, int], int]:
+def same_in_steps(window: Window) -> dict[tuple[int, int], int]:
     """Of stacks and sizes of which several had the same values in every step, how many had.
 
     A look between two runs comes upon the first one's alone. What is made in the second then has
@@ -139,7 +139,7 @@ def _runs(window: Window, twice: Bools) -> tuple[Ints, Ints, int] | None:
 
     In the order in which they were made. Each module made as many of each size in every run.
     """
-    same, lives = _same_in_steps(window), window.lives
+    same, lives = same_in_steps(window), window.lives
     rows = np.flatnonzero(twice)
     rows = rows[np.argsort(lives.alloc[rows], kind="stable")]
     keys = zip(lives.stack[rows].tolist(), lives.requested[rows].tolist(), strict=True)
