@@ -23,6 +23,7 @@ __all__ = [
     "has_known_bases",
     "large_buffers",
     "mentions",
+    "registered_in_loop",
     "registered_name",
     "unread_buffer",
 ]
@@ -74,6 +75,31 @@ def unread_buffer(programs: Sequence[Program], place: Place) -> str:
         return ""
     names = buffers_made_by(place)
     return next((name for name in names if mentions(programs, name) == 1), "")
+
+
+def registered_in_loop(place: Place) -> list[str]:
+    """The names by which a loop registers what a dictionary has, in the order of that.
+
+    ``for name, table in {"cos": …, "sin": …}.items(): self.register_buffer(name, table)``. Empty
+    for other statements.
+    """
+    loop = place.statement
+    items = (
+        loop.iter.func if isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call) else None
+    )
+    table = items.value if isinstance(items, ast.Attribute) and items.attr == "items" else None
+    if not isinstance(table, ast.Dict):
+        return []
+    keys = [
+        one.value
+        for one in table.keys
+        if isinstance(one, ast.Constant) and isinstance(one.value, str)
+    ]
+    targets = list(map(ast.unparse, bound_names(loop)))
+    given = [
+        [*map(ast.unparse, call.args)][: len(targets)] for call in calls_in(loop, "register_buffer")
+    ]
+    return keys if given == [targets] and len(keys) == len(table.keys) else []
 
 
 def has_known_bases(place: Place) -> bool:

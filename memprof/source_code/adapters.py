@@ -11,12 +11,14 @@ from memprof.source_code.program import (
     Place,
     Program,
     assigned,
+    called_name,
     calls_in,
 )
 from memprof.source_code.scopes import parameters
 
 __all__ = ["Adapter", "adapters_by_hand"]
 
+_ADDING = frozenset(("add", "add_"))
 _ZEROS = ("zeros", "zeros_", "zeros_like", "zero_")
 """What an adapter begins with, so that at first it changes nothing."""
 
@@ -74,5 +76,16 @@ def _adds_to(forward: ast.AST, layer: ast.expr) -> bool:
     def is_result(node: ast.expr) -> bool:
         return node is calls[0] or (isinstance(node, ast.Name) and node.id in names)
 
-    sums = [n for n in ast.walk(forward) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Add)]
-    return any(is_result(one.left) or is_result(one.right) for one in sums)
+    return any(any(map(is_result, _summands(node))) for node in ast.walk(forward))
+
+
+def _summands(node: ast.AST) -> list[ast.expr]:
+    """What ``a + b``, ``torch.add(a, b)``, ``a.add(b)`` or ``a += b`` adds; empty for others."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return [node.left, node.right]
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+        return [node.target, node.value]
+    if isinstance(node, ast.Call) and called_name(node) in _ADDING:
+        receiver = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+        return [*receiver, *node.args]
+    return []

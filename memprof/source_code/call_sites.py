@@ -18,7 +18,7 @@ from memprof.source_code.program import (
 )
 from memprof.source_code.verbs import FILLING
 
-__all__ = ["Handed", "handed_over", "handed_to", "returned_from"]
+__all__ = ["Handed", "calls_of", "handed_over", "handed_to", "returned_from"]
 
 _DEEPEST = 3
 """Functions that hand their own parameter on, from the user's call down to what keeps it."""
@@ -174,6 +174,22 @@ def _stored_names(node: ast.AST) -> set[str]:
         if any(isinstance(t, (ast.Subscript, ast.Attribute)) and root_name(t) for t in targets):
             return loaded_names(node.value)
     return set()
+
+
+def calls_of(place: Place) -> list[tuple[Place, ast.Call]]:
+    """The calls in its file of the function around a statement, each with its own statement.
+
+    Empty where another function has the name, or the function calls itself.
+    """
+    function = place.function
+    if function is None or len(place.program.functions(function.name)) != 1:
+        return []
+    calls = [
+        (at, call)
+        for call in calls_in(place.program.tree, function.name)
+        if (at := place.program.place(call)) is not None
+    ]
+    return calls if all(at.function is not function for at, _ in calls) else []
 
 
 def returned_from(place: Place, programs: Sequence[Program]) -> Iterator[Place]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memprof.source_code.program import LOOPS, Place, bound_names, called_name, calls_in
-from memprof.source_code.scopes import parameters, reads_of
+from memprof.source_code.scopes import nodes_around, parameters, reads_of
 from memprof.source_code.values import values_of
 
 __all__ = ["ListAhead", "list_ahead"]
@@ -110,7 +110,7 @@ def _gone_through(place: Place, name: str, bound_at: Place | None, depth: int) -
         return None
     if isinstance(statement, ast.For):
         return at if _is_iterated(statement, load) and not _keeps_items(statement) else None
-    parent = around[-1]
+    parent = around[-2] if isinstance(around[-1], ast.keyword) else around[-1]
     return _handed_on(at, parent, load, depth) if isinstance(parent, ast.Call) else None
 
 
@@ -145,23 +145,24 @@ def _keeps_items(loop: ast.For) -> bool:
     )
 
 
-def _handed_on(at: Place, call: ast.Call, load: ast.Name, depth: int) -> Place | None:
-    """The same of the function of the program that a list is handed to by its position."""
+def _handed_on(at: Place, call: ast.Call, given: ast.expr, depth: int) -> Place | None:
+    """The same of the function of the program that is handed a list, by position or by name."""
     functions = at.program.functions(called_name(call)) if called_name(call) else []
-    if len(functions) != 1 or all(one is not load for one in call.args):
-        return None
-    position = next(number for number, one in enumerate(call.args) if one is load)
-    inside = at.program.place(functions[0].body[-1])
-    if inside is None:
+    inside = at.program.place(functions[0].body[-1]) if len(functions) == 1 else None
+    if inside is None or any(isinstance(one, ast.Starred) for one in call.args):
         return None
     names = list(parameters(functions[0]))[int(inside.class_ is not None) :]
-    if position >= len(names):
-        return None
-    return _gone_through(inside, names[position], None, depth + 1)
+    positions = [names[at] for at, one in enumerate(call.args) if one is given and at < len(names)]
+    keywords = [one.arg or "" for one in call.keywords if one.value is given]
+    into = [*positions, *(one for one in keywords if one in names)]
+    return _gone_through(inside, into[0], None, depth + 1) if len(into) == 1 else None
 
 
 def _loop_over_result(place: Place, function: str) -> Place | None:
-    """The loop through what a statement has a function make: in it, or by the name it binds."""
+    """The loop through what a statement has a function make: in it, or by the name it binds.
+
+    Or in another function that is handed the result at once: ``fit(net, views(images))``.
+    """
     statement = place.statement
     calls = calls_in(statement, function) or calls_in(statement)
     if len(calls) != 1:
@@ -169,6 +170,10 @@ def _loop_over_result(place: Place, function: str) -> Place | None:
     if isinstance(statement, ast.For):
         is_iterated = any(node is calls[0] for node in ast.walk(statement.iter))
         return place if is_iterated and not _keeps_items(statement) else None
+    around = nodes_around(statement, calls[0])
+    outer = around[-2] if isinstance(around[-1], ast.keyword) else around[-1]
+    if isinstance(outer, ast.Call):
+        return _handed_on(place, outer, calls[0], 0)
     if not isinstance(statement, ast.Assign) or statement.value is not calls[0]:
         return None
     target = statement.targets[0]

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import dropwhile
 
 from memprof.source_code.branches import never_run
+from memprof.source_code.einsums import einsum_of
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import keyword
 from memprof.source_code.program import (
@@ -59,6 +60,9 @@ _CHOOSING = frozenset(("argmax", "batched_nms", "nms", "topk"))
 _OF_ROWS = frozenset(("softmax", "log_softmax", "cross_entropy"))
 """Functions of each row's values: of one value for each row nobody asks them."""
 _NAMESPACES = frozenset(("F", "torch", "torch.nn.functional", "nn.functional"))
+_SELECTING = frozenset(("narrow", "select"))
+_OF_POSITIONS = ("1", "-2")
+"""The dimension behind that of the batch, or before that of a layer's features."""
 _SORTS = frozenset(("argsort", "sort"))
 
 
@@ -355,7 +359,8 @@ def _is_by_value(node: ast.AST) -> bool:
 def _is_product(node: ast.AST) -> bool:
     if isinstance(node, ast.BinOp):
         return isinstance(node.op, ast.MatMult)
-    return called_name(node) in _PRODUCTS
+    whole = einsum_of(node)
+    return called_name(node) in _PRODUCTS or (whole is not None and whole.is_product)
 
 
 def _is_sorted(node: ast.AST) -> bool:
@@ -496,14 +501,26 @@ def _is_the_call(value: ast.expr | None) -> bool:
 
 
 def _field_of_call(value: ast.expr | None) -> str:
-    """``[0]`` of ``f(x), state``: the one value that a call makes; empty where there are more."""
-    elements = value.elts if isinstance(value, ast.Tuple) else []
+    """``[0]`` of ``f(x), state``: the one value that a call makes; empty where there are more.
+
+    ``['logits']`` of ``{"logits": f(x)}``, likewise.
+    """
     made = [
-        at
-        for at, one in enumerate(elements)
+        (field, one)
+        for field, one in _values_in(value)
         if any(isinstance(node, ast.Call) for node in ast.walk(one))
     ]
-    return f"[{made[0]}]" if len(made) == 1 and _is_the_call(elements[made[0]]) else ""
+    return made[0][0] if len(made) == 1 and _is_the_call(made[0][1]) else ""
+
+
+def _values_in(value: ast.expr | None) -> list[tuple[str, ast.expr]]:
+    """The values of a tuple or a dictionary, each with how it is taken of that."""
+    if isinstance(value, ast.Tuple):
+        return [(f"[{at}]", one) for at, one in enumerate(value.elts)]
+    if not isinstance(value, ast.Dict) or None in value.keys:
+        return []
+    pairs = zip(value.keys, value.values, strict=True)
+    return [(f"[{ast.unparse(key)}]", one) for key, one in pairs if key is not None]
 
 
 def _is_returned(place: Place, name: str, dead: set[ast.AST]) -> bool:
@@ -520,17 +537,18 @@ def _is_returned(place: Place, name: str, dead: set[ast.AST]) -> bool:
 def _field_returned(place: Place, name: str, dead: set[ast.AST]) -> str:
     """How a function returns a variable among others; empty where it does not.
 
-    ``logits`` of a library's ``return Output(logits=logits)``, ``[0]`` of ``return logits, loss``.
+    ``logits`` of a library's ``return Output(logits=logits)``, ``[0]`` of ``return logits, loss``,
+    and ``['logits']`` of ``return {"logits": logits}``.
     """
     for value in _returned(place, dead):
         if isinstance(value, ast.Call) and _is_library(place):
             for keyword in value.keywords:
                 if isinstance(keyword.value, ast.Name) and keyword.value.id == name:
                     return keyword.arg or ""
-        if isinstance(value, ast.Tuple) and not _is_library(place):
-            names = [one.id if isinstance(one, ast.Name) else "" for one in value.elts]
-            if name in names and _is_read_once(place, name, dead):
-                return f"[{names.index(name)}]"
+        fields = [] if _is_library(place) else _values_in(value)
+        for field, one in fields:
+            if isinstance(one, ast.Name) and one.id == name and _is_read_once(place, name, dead):
+                return field
     return ""
 
 
@@ -587,6 +605,10 @@ def _parts_in(place: Place, name: str, field: str, followed: set[str]) -> Iterat
         if isinstance(parent, ast.Subscript) and parent.value is node:
             is_part = _is_one_part(parent.slice) or _is_of_each_row(place, parent)
             yield parent if is_part else None
+            continue
+        selecting = waiting[-2] if isinstance(parent, ast.Attribute) else None
+        if isinstance(selecting, ast.Call) and _selects_part(selecting):
+            yield selecting
             continue
         bound = bound_names(parent) if isinstance(parent, ast.Assign) else []
         is_named = len(bound) == 1 and isinstance(bound[0], ast.Name) and node is not load
@@ -655,6 +677,17 @@ def _is_one_part(index: ast.expr) -> bool:
     if len(entries) < 2 or not places or not _is_number(places[0]):
         return False
     return len(places) == 1 or _is_whole(entries[0])
+
+
+def _selects_part(call: ast.Call) -> bool:
+    """Whether a method takes one place that is written out, not along the first dimension.
+
+    ``logits.select(1, -1)``, ``logits.narrow(1, -1, 1)``.
+    """
+    given = [*call.args, *(one.value for one in call.keywords)]
+    if called_name(call) not in _SELECTING or not given or not all(map(_is_number, given)):
+        return False
+    return ast.unparse(given[0]) in _OF_POSITIONS
 
 
 def _is_of_each_row(place: Place, part: ast.Subscript) -> bool:

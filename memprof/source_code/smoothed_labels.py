@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
+from memprof.source_code.call_sites import calls_of
 from memprof.source_code.idioms import keyword, without_casts
 from memprof.source_code.program import Place, assigned, bound_names, called_name, calls_in
 from memprof.source_code.values import values_of
@@ -25,8 +26,12 @@ _CORRECTING = frozenset(("index_fill_", "masked_fill_"))
 _COPIES = frozenset(("clone", "detach"))
 _VARIABLE = "Variable"
 """What wraps a tensor and is the same one, as old programs have it."""
-_DIVERGENCE, _DIVERGENCE_LAYER = "kl_div", "KLDivLoss"
-"""Of log-probabilities and the table, in this order."""
+_ENTROPY, _ENTROPY_LAYER = "cross_entropy", "CrossEntropyLoss"
+_LOSSES = frozenset((_ENTROPY, "kl_div"))
+"""Of logits or log-probabilities and the table, in this order."""
+_LOSS_LAYERS = frozenset((_ENTROPY_LAYER, "KLDivLoss"))
+_MOVING = frozenset(("flip", "index_select", "roll"))
+"""Puts the rows of a table into another order."""
 _PAIR = 2
 _LOG_PROBABILITIES = "log_softmax"
 _SMOOTHING = (ast.Mult, ast.Add, ast.Sub, ast.Div)
@@ -38,6 +43,8 @@ class SmoothedLabels:
 
     making: tuple[ast.stmt, ...]
     reading: ast.stmt
+    computes_logarithms: bool
+    """The reading statement makes the log-probabilities itself, of logits."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +57,8 @@ class _Tables:
     blank: dict[str, ast.stmt] = field(default_factory=dict)
     """Not yet filled."""
     making: dict[int, ast.stmt] = field(default_factory=dict)
+    returned: bool = False
+    """By the function that makes one."""
     is_smoothed: bool = False
 
     def read(self, statement: ast.stmt) -> None:
@@ -57,7 +66,10 @@ class _Tables:
         bound = bound_names(statement)
         names = {ast.unparse(one) for one in bound if isinstance(one, (ast.Name, ast.Attribute))}
         inner = _plain(_value(statement))
-        if names and _is_table(inner, self.filled):
+        if isinstance(statement, ast.Return):
+            if not self._is_returned(inner):
+                return
+        elif names and _is_table(inner, self.filled):
             self.tables |= names
             self.is_smoothed |= inner is not None and called_name(inner) in _WRITING
         elif names and _is_filled(inner):
@@ -71,6 +83,16 @@ class _Tables:
         elif not self._writes(statement, inner):
             return
         self.making[id(statement)] = statement
+
+    def _is_returned(self, value: ast.expr | None) -> bool:
+        """Whether what a function returns is a table, also one that is made on the spot."""
+        if _is_table(value, self.filled):
+            self.is_smoothed |= value is not None and called_name(value) in _WRITING
+            self.returned = True
+        elif _smooths(value, self.tables):
+            self.is_smoothed |= isinstance(value, ast.BinOp)
+            self.returned = True
+        return self.returned
 
     def _writes(self, statement: ast.stmt, value: ast.expr | None) -> bool:
         """Whether a statement writes into one of them, and nothing more."""
@@ -102,23 +124,48 @@ class _Tables:
 def smoothed_labels(place: Place) -> SmoothedLabels | None:
     """``wanted = one_hot(y) * (1 - e) + e / n; (wanted * x.log_softmax(-1)).sum(-1)``.
 
-    Also by ``torch.full(…).scatter_(1, y, 1 - e)``, and for ``F.kl_div(log_p, wanted)``. None where
-    the function around ``place`` does no such thing, or reads the table at another place as well.
+    Also by ``torch.full(…).scatter_(1, y, 1 - e)``, for ``F.kl_div(log_p, wanted)`` and
+    ``F.cross_entropy(x, wanted)``, and where a function returns the table to one that does so. None
+    where the function around ``place`` does no such thing, or the table is read at another place as
+    well.
     """
     known = _Tables()
+    reading = _reading(place, known)
+    if not known.returned:
+        return _labels(place, known, reading) if reading is not None else None
+    calls = calls_of(place)
+    if reading is not None or not known.is_smoothed or len(calls) != 1:
+        return None
+    ((caller, call),) = calls
+    handed = _Tables({ast.unparse(call)}, making=known.making, is_smoothed=True)
+    reading = _reading(caller, handed)
+    return _labels(caller, handed, reading) if reading is not None else None
+
+
+def _labels(place: Place, known: _Tables, reading: ast.stmt) -> SmoothedLabels:
+    computes = any(
+        called_name(call) in (_LOG_PROBABILITIES, _ENTROPY)
+        or _is_loss_layer(place, call, frozenset((_ENTROPY_LAYER,)))
+        for call in calls_in(reading)
+    )
+    return SmoothedLabels(tuple(known.making.values()), reading, computes)
+
+
+def _reading(place: Place, known: _Tables) -> ast.stmt | None:
+    """The one statement of a function that reads its tables, if that is for a loss of them."""
     statements = sorted(_simple_statements(place), key=lambda one: one.lineno)
     for statement in statements:
         known.read(statement)
-    tables, making = known.tables, known.making
+    tables = known.tables
     if not known.is_smoothed or not tables or _is_read_elsewhere(place, tables):
         return None
-    reading = [one for one in statements if id(one) not in making and tables & _names(one)]
+    reading = [one for one in statements if id(one) not in known.making and tables & _names(one)]
     if len(reading) != 1:
         return None
-    weighs = _weighs_log_probabilities(place, reading[0], tables)
-    if not weighs and not _diverges(place, reading[0], tables):
-        return None
-    return SmoothedLabels(tuple(making.values()), reading[0])
+    is_for_loss = _weighs_log_probabilities(place, reading[0], tables) or _is_target(
+        place, reading[0], tables
+    )
+    return reading[0] if is_for_loss else None
 
 
 def _is_read_elsewhere(place: Place, tables: set[str]) -> bool:
@@ -143,7 +190,7 @@ def _value(statement: ast.stmt) -> ast.expr | None:
     pairs = list(assigned(statement))
     if len(pairs) == 1:
         return pairs[0][1]
-    return statement.value if isinstance(statement, ast.Expr) else None
+    return statement.value if isinstance(statement, (ast.Expr, ast.Return)) else None
 
 
 def _plain(value: ast.expr | None) -> ast.expr | None:
@@ -186,11 +233,32 @@ def _smooths(value: ast.expr | None, tables: set[str]) -> bool:
     value = _plain(value)
     if isinstance(value, ast.BinOp) and isinstance(value.op, _SMOOTHING):
         sides = [_smooths(one, tables) for one in (value.left, value.right)]
+        if not _is_of_one(value, tables):
+            return False
         if isinstance(value.op, (ast.Add, ast.Sub)):  # ``y * (1 - e) + (1 - y) * e / (n - 1)``
             return any(sides)
         return sides[0] != sides[1]
-    is_own = isinstance(value, (ast.Name, ast.Attribute)) and ast.unparse(value) in tables
-    return is_own or _is_table(value, set())
+    return _is_own(value, tables) or _is_table(value, set())
+
+
+def _is_own(value: ast.expr | None, tables: set[str]) -> bool:
+    is_nameable = isinstance(value, (ast.Name, ast.Attribute, ast.Call))
+    return is_nameable and value is not None and ast.unparse(value) in tables
+
+
+def _is_of_one(value: ast.expr, tables: set[str]) -> bool:
+    """Whether at most one table goes into an expression: of two labels are mixed, not smoothed.
+
+    Nor is that one mixed with its own rows in another order, ``y * a + y[order] * (1 - a)``.
+    """
+    made = {ast.unparse(call) for call in calls_in(value) if _is_table(call, set())}
+    names = tables & _names(value)
+    moved = any(
+        (isinstance(one, ast.Subscript) and names & _names(one.value))
+        or (isinstance(one, ast.Call) and called_name(one) in _MOVING and names & _names(one))
+        for one in ast.walk(value)
+    )
+    return len(made | names) <= 1 and not moved
 
 
 def _weighs_log_probabilities(place: Place, statement: ast.stmt, tables: set[str]) -> bool:
@@ -209,22 +277,21 @@ def _weighs_log_probabilities(place: Place, statement: ast.stmt, tables: set[str
     return False
 
 
-def _diverges(place: Place, statement: ast.stmt, tables: set[str]) -> bool:
-    """Whether a table is the target of a KL divergence, which takes log-probabilities."""
+def _is_target(place: Place, statement: ast.stmt, tables: set[str]) -> bool:
+    """Whether a table is the target of a cross-entropy, or of a divergence of log-probabilities."""
     for call in calls_in(statement):
         target = next((one.value for one in call.keywords if one.arg == "target"), None)
         if target is None and len(call.args) >= _PAIR:
             target = call.args[1]
         if target is None or any(one.arg == "log_target" for one in call.keywords):
             continue
-        table = _plain(target)
-        is_own = isinstance(table, (ast.Name, ast.Attribute)) and ast.unparse(table) in tables
-        if is_own and (called_name(call) == _DIVERGENCE or _is_divergence_layer(place, call)):
+        is_loss = called_name(call) in _LOSSES or _is_loss_layer(place, call, _LOSS_LAYERS)
+        if _is_own(_plain(target), tables) and is_loss:
             return True
     return False
 
 
-def _is_divergence_layer(place: Place, call: ast.Call) -> bool:
+def _is_loss_layer(place: Place, call: ast.Call, layers: frozenset[str]) -> bool:
     """Whether what is called is bound to ``KLDivLoss(…)`` alone, in its class or in the file."""
     name = ast.unparse(call.func)
     own = place.class_ if name.startswith("self.") else None
@@ -238,7 +305,7 @@ def _is_divergence_layer(place: Place, call: ast.Call) -> bool:
         values = [call.func]
     return bool(values) and all(
         isinstance(one, ast.Call)
-        and called_name(one) == _DIVERGENCE_LAYER
+        and called_name(one) in layers
         and keyword(one, "log_target") is None
         for one in values
     )
@@ -257,4 +324,5 @@ def _is_log_probability(place: Place, value: ast.expr) -> bool:
 
 def _names(node: ast.AST | None) -> set[str]:
     parts = ast.walk(node) if node is not None else ()
-    return {ast.unparse(one) for one in parts if isinstance(one, (ast.Name, ast.Attribute))}
+    kinds = (ast.Name, ast.Attribute, ast.Call)
+    return {ast.unparse(one) for one in parts if isinstance(one, kinds)}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from memprof.source_code.idioms import keyword
-from memprof.source_code.program import Place, assigned, called_name, loaded_names
+from memprof.source_code.program import Place, assigned, called_name, calls_in, loaded_names
 
 __all__ = ["WrittenOut", "written_out"]
 
@@ -19,6 +20,18 @@ _ROOTS = frozenset(("rsqrt", "sqrt", "std", "std_mean", "var", "var_mean"))
 _CURVES = {"erf": "F.gelu(x)", "tanh": 'F.gelu(x, approximate="tanh")'}
 """Functions in a GELU, and how it is called."""
 _NAMESPACES = frozenset(("F", "functional", "math", "nn", "np", "numpy", "special", "torch"))
+_TORCH, _PAIR = "torch", 2
+_OPERATORS: dict[str, type[ast.operator]] = {
+    "add": ast.Add,
+    "div": ast.Div,
+    "divide": ast.Div,
+    "mul": ast.Mult,
+    "multiply": ast.Mult,
+    "sub": ast.Sub,
+    "subtract": ast.Sub,
+    "true_divide": ast.Div,
+}
+"""Functions of torch, and methods of tensors, that an operator is written for."""
 _OF_DIMENSIONS = {
     (-1,): "F.layer_norm(x, x.shape[-1:])",
     (1,): "F.layer_norm",
@@ -60,8 +73,27 @@ def written_out(place: Place) -> WrittenOut | None:
     return next((one for one in _all_in(place.scope) if here & one.lines), None)
 
 
+class _AsOperators(ast.NodeTransformer):
+    """Makes ``x * y`` of ``torch.mul(x, y)`` and ``x.mul(y)``, and so of the other operators."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Return the operator that a call is, with its operands; other calls as they are."""
+        self.generic_visit(node)
+        operator, function = _OPERATORS.get(called_name(node)), node.func
+        if operator is None or node.keywords or not isinstance(function, ast.Attribute):
+            return node
+        is_method = ast.unparse(function.value) != _TORCH
+        operands = [*([function.value] if is_method else []), *node.args]
+        if len(operands) != _PAIR or isinstance(operands[-1], ast.Starred):
+            return node
+        left, right = operands
+        return ast.copy_location(ast.BinOp(left, operator(), right), node)
+
+
 @lru_cache(maxsize=256)
 def _all_in(scope: ast.AST) -> tuple[WrittenOut, ...]:
+    if calls_in(scope, *_OPERATORS):  # of a copy: others read the file's own tree
+        scope = _AsOperators().visit(copy.deepcopy(scope))
     names = _bound_once(scope)
     inside: set[int] = set()
     results = []

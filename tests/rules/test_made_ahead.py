@@ -115,6 +115,41 @@ def in_one_function():
     return step
 
 
+def handed_on(go_through_all):
+    """The list has no name where it is made, and another function is given it."""
+
+    def program():
+        net, x = nn.Linear(WIDTH, 4), torch.randn(ROWS, WIDTH)
+
+        @torch.no_grad()
+        def step(number):
+            return [go_through_all(net, x)]
+
+        return step
+
+    return program
+
+
+def by_position(net, x):
+    return go_through(net, make_folds(x))
+
+
+def by_name(net, x):
+    return go_through(net, folds=make_folds(x))
+
+
+def in_epochs(net, folds):
+    results = []
+    for _ in range(2):
+        for _, part in folds:
+            results.append(net(part).mean().item())
+    return results
+
+
+def for_epochs(net, x):
+    return in_epochs(net, make_folds(x))
+
+
 def in_batches():
     """What a model returns for each batch, taken apart, in a list that the loop itself asks for."""
     net, parts = nn.Linear(WIDTH, WIDTH), 4
@@ -181,8 +216,10 @@ def test_items_are_to_be_made_as_the_loop_asks_for_them(tmp_path):
     [
         (validating(folds_of_comprehension), "return [(number, x.roll(number, 0))"),
         (in_one_function, "parts.append(x.roll(at, 0))"),
+        (handed_on(by_position), "folds.append((number, part))"),
+        (handed_on(by_name), "folds.append((number, part))"),
     ],
-    ids=["comprehension", "one function"],
+    ids=["comprehension", "one function", "handed on", "by name"],
 )
 def test_where_it_is_filled_is_told(program, code, tmp_path):
     (found,) = ahead(program, tmp_path / "run.json")
@@ -198,7 +235,8 @@ def test_a_list_that_the_loop_asks_for_is_filled_by_batches(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "program", [gone_through_again, kept_by_the_loop, asked_for, made_on_the_way]
+    "program",
+    [gone_through_again, kept_by_the_loop, asked_for, made_on_the_way, handed_on(for_epochs)],
 )
 def test_a_list_that_is_needed_is_left_alone(program, tmp_path):
     assert not ahead(program, tmp_path / "run.json")

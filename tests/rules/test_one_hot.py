@@ -15,7 +15,7 @@ from memprof.rules.waste.one_hot import (
     weighing_statements,
 )
 from memprof.source_code.program import program_of
-from tests.rules.recorded import findings_of
+from tests.rules.recorded import findings_of, names
 
 ROWS, CLASSES = 256, 1024
 
@@ -68,10 +68,60 @@ def test_the_table_its_copy_and_the_product_go_with_it(tmp_path):
         ("m = F.one_hot(t, n).mT\nm = m.to(q.dtype)\nq = (q * m).sum(1)\nk = m.sum(1)", True),
         ("table = F.one_hot(t, n)\nm = table.float()\nq = (q * m).sum(1)\nkeep(m)", False),
         ("table = F.one_hot(t, n)\nm = table.float()\nq = (q * table).sum(1)\nkeep(m)", False),
+        ("m = F.one_hot(t, n).to(q)\nq = torch.einsum('ba,ba->b', q, m)", True),
+        ("q = torch.einsum('bta,bta->bt', q, F.one_hot(t, n).to(q))", True),
+        ("m = F.one_hot(t, n).to(q)\nq = torch.einsum('ba,ba->a', q, m)", False),
+        ("m = F.one_hot(t, n).to(q)\nq = torch.einsum('ba,ba->ba', q, m)", False),
+        ("m = F.one_hot(t, n).to(q)\nq = torch.einsum('ba,ba->b', q, m)\nkeep(m)", False),
+        ("m = q.new_zeros(9, n)\nm.scatter_(1, t[:, None], 1.0)\nq = (q * m).sum(1)", True),
+        ("m = q.new_zeros(9, n)\nm.scatter_(1, t, 1.0)\nq = (q * m).sum(1)", False),
+        ("m = q.new_zeros(9, n)\nm.scatter_(1, t[:, None], w)\nq = (q * m).sum(1)", False),
     ],
 )
 def test_only_a_sum_of_a_product_picks(code, picks, place_of_first):
     assert isinstance(picking_statement(place_of_first(code)), ast.stmt) is picks
+
+
+def picks_by_einsum():
+    layer, target = torch.nn.Linear(16, CLASSES), torch.arange(ROWS)
+
+    def step(number):
+        scores = layer(torch.randn(ROWS, 16))
+        table = F.one_hot(target, CLASSES).to(scores.dtype)
+        torch.einsum("ba,ba->b", scores, table).mean().backward()
+
+    return step
+
+
+def test_an_einsum_that_sums_products_picks_as_well(tmp_path):
+    every = findings_of(picks_by_einsum, tmp_path / "run.json")
+    (found,) = [one for one in every if not one.minor]
+    assert (found.rule, found.match.use) == ("one-hot", Use.PICKS)
+    table, copy = ROWS * CLASSES * 8, ROWS * CLASSES * 4
+    assert found.bytes == table + copy
+    (only,) = found.remedies
+    assert only.code == "table = F.one_hot(target, CLASSES).to(scores.dtype)"
+
+
+def adds_rows_up_by_zeros_and_ones():
+    rows, index = torch.randn(ROWS, 8), torch.arange(ROWS) % 16
+
+    def step(number):
+        table = torch.zeros(ROWS, CLASSES)
+        table.scatter_(1, index[:, None], 1.0)
+        table.t().matmul(rows).sum().item()
+
+    return step
+
+
+def test_zeros_with_a_one_in_each_row_are_a_one_hot_table(tmp_path):
+    every = findings_of(adds_rows_up_by_zeros_and_ones, tmp_path / "run.json")
+    (found,) = [one for one in every if not one.minor]
+    assert (found.rule, found.match.use) == ("one-hot", Use.ADDS)
+    assert found.bytes == ROWS * CLASSES * 4
+    (only,) = found.remedies
+    instead = "rows.new_zeros(CLASSES, rows.size(-1)).index_add(0, index, rows)"
+    assert (only.code, only.typed) == ("table = torch.zeros(ROWS, CLASSES)", instead)
 
 
 def adds_rows_up():
@@ -105,6 +155,13 @@ def test_a_table_that_a_product_adds_rows_up_by_goes_with_its_copy(tmp_path):
         ("a = F.one_hot(t, n).float()\ny = a.transpose(1, 2) @ q", Use.ADDS, ""),
         ("y = F.one_hot(t, n).mT.float() @ q", Use.ADDS, ""),
         ("y = F.one_hot(t, n).t().float() @ q", Use.ADDS, None),
+        ("y = torch.einsum('nc,cd->nd', F.one_hot(t, n).to(q), q)", Use.SELECTS, "q[t]"),
+        ("a = F.one_hot(t, n).to(q)\ny = torch.einsum('nd,nc->cd', q, a)", Use.ADDS, None),
+        ("a = F.one_hot(t, n).to(q)\ny = torch.einsum('nc,nd->dc', a, q)", Use.ADDS, ""),
+        ("a = torch.zeros(m, n)\na.scatter_(1, t[:, None], 1.0)\ny = a.t().mm(q)", Use.ADDS, None),
+        ("y = q.new_zeros(m, n).scatter_(1, t.unsqueeze(-1), 1).T @ q", Use.ADDS, None),
+        ("a = torch.zeros((n, m))\na.scatter_(0, t[None], 1)\ny = a @ q", Use.ADDS, None),
+        ("a = torch.zeros(m, n)\na[torch.arange(m), t] = 1.0\ny = a @ q", Use.SELECTS, "q[t]"),
     ],
 )
 def test_a_product_takes_rows_or_adds_them_up(code, use, instead, place_of_first):
@@ -121,6 +178,11 @@ def test_a_product_takes_rows_or_adds_them_up(code, use, instead, place_of_first
         "a = F.one_hot(t, n)\ny = q @ a.float()",
         "a = F.one_hot(t, n) * 2\ny = a.float() @ q",
         "a = F.one_hot(t, n)\ny = net(a.float()) @ q",
+        # several ones in a row, other values, or ones that are written on top
+        "a = torch.zeros(m, n)\na.scatter_(1, t, 1.0)\ny = a.t() @ q",
+        "a = torch.zeros(m, n)\na.scatter_(1, t[:, None], w)\ny = a.t() @ q",
+        "a = torch.zeros(m, n)\na.scatter_(1, t[:, None], 1.0)\na[0] = 1\ny = a.t() @ q",
+        "a = torch.zeros(m, n)\na[src, t] = 1.0\ny = a @ q",
     ],
 )
 def test_another_use_of_a_table_is_no_product_of_it_alone(code, place_of_first):
@@ -251,3 +313,65 @@ def test_labels_that_are_smoothed_in_a_table_need_none(tmp_path):
     assert "label_smoothing" in remedy.why
     assert remedy.code == "wanted = wanted * 0.9 + 0.1 / CLASSES"
     assert table <= remedy.saves_bytes <= 2 * table
+
+
+class Softened(torch.nn.Module):
+    """The table is made by a method, for a cross-entropy in another one."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = torch.nn.Linear(16, CLASSES)
+
+    def soften(self, target):
+        table = torch.full((target.numel(), CLASSES), 0.1 / CLASSES)
+        return table.scatter(1, target[:, None], 0.9)
+
+    def forward(self, x, target):
+        return F.cross_entropy(self.out(x), self.soften(target))
+
+
+def softens_labels():
+    model, target = Softened(), torch.arange(ROWS)
+
+    def step(number):
+        model(torch.randn(ROWS, 16), target).backward()
+        model.zero_grad()
+
+    return step
+
+
+def test_a_table_that_a_method_returns_for_a_cross_entropy_is_needed_no_more(tmp_path):
+    every = findings_of(softens_labels, tmp_path / "run.json")
+    found = next(one for one in every if not one.minor)
+    assert (found.rule, found.match.use) == ("one-hot", Use.SMOOTHS)
+    assert found.bytes == 2 * ROWS * CLASSES * 4  # and what the loss multiplies by it
+    (remedy,) = found.remedies
+    assert "label_smoothing" in remedy.why
+    assert remedy.code == "return table.scatter(1, target[:, None], 0.9)"
+
+
+class MixedUp(torch.nn.Module):
+    """Each row has two labels: no index says which."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = torch.nn.Linear(16, CLASSES)
+
+    def forward(self, x, target):
+        wanted = torch.full((ROWS, CLASSES), 0.1 / CLASSES).scatter_(1, target[:, None], 0.9)
+        mixed = wanted * 0.7 + wanted.flip(0) * 0.3
+        return F.cross_entropy(self.out(x), mixed)
+
+
+def mixes_labels():
+    model, target = MixedUp(), torch.arange(ROWS)
+
+    def step(number):
+        model(torch.randn(ROWS, 16), target).backward()
+        model.zero_grad()
+
+    return step
+
+
+def test_labels_that_are_mixed_need_their_table(tmp_path):
+    assert "one-hot" not in names(mixes_labels, tmp_path / "run.json")

@@ -35,6 +35,20 @@ def of_its_own_extremes():
     return training(data)
 
 
+def by_methods():
+    """An entry of what a function loads, scaled by a chain of methods."""
+    batch = {"image": torch.rand(ROWS, WIDTH)}
+    low, high = batch["image"].aminmax()
+    batch["image"] = batch["image"].sub(low).div(high - low).clamp(min=0.1)
+    return training(batch["image"])
+
+
+def by_methods_of_its_own_extremes():
+    data = torch.rand(ROWS, WIDTH)
+    data = data.sub(data.amin()).div(data.amax())
+    return training(data)
+
+
 def in_place():
     data = torch.randn(ROWS, WIDTH)
     mean, std = data.mean(0), data.std(0)
@@ -50,6 +64,15 @@ def kept():
     return lambda number: (step(number), raw[number].sum().item())
 
 
+def kept_beside():
+    """What is computed has a name of its own, and the old values are the targets."""
+    batch = {"image": torch.rand(ROWS, WIDTH)}
+    batch["clean"] = batch["image"]
+    batch["image"] = batch["image"].mul(2).sub(1)
+    step = training(batch["image"])
+    return lambda number: (step(number), batch["clean"][number].sum().item())
+
+
 def fires():
     return normalized()
 
@@ -59,17 +82,26 @@ def looks_alike():
 
 
 @pytest.mark.parametrize(
-    ("program", "typed"),
-    [(normalized, "data.sub_(mean).div_(std)"), (of_its_own_extremes, "")],
+    ("program", "name", "typed"),
+    [
+        (normalized, "data", "data.sub_(mean).div_(std)"),
+        (of_its_own_extremes, "data", ""),
+        (
+            by_methods,
+            "batch['image']",
+            "batch['image'].sub_(low).div_(high - low).clamp_(min=0.1)",
+        ),
+        (by_methods_of_its_own_extremes, "data", ""),
+    ],
 )
-def test_old_values_and_what_is_made_on_the_way_are_told(program, typed, tmp_path):
+def test_old_values_and_what_is_made_on_the_way_are_told(program, name, typed, tmp_path):
     found = findings_of(program, tmp_path / "run.json")[0]
     first = found.remedies[0]
     assert (found.rule, first.fix) == ("out-of-place", "in_place")
-    assert found.title.endswith("are `data` and what is computed of it, to be `data` again")
+    assert found.title.endswith(f"are `{name}` and what is computed of it, to be `{name}` again")
     if typed:
         assert first.typed == typed
-    assert ("First compute what else is read of `data`" in first.why) is not bool(typed)
+    assert (f"First compute what else is read of `{name}`" in first.why) is not bool(typed)
     assert found.bytes == 3 * NBYTES
 
 
@@ -80,5 +112,6 @@ def test_the_saving_is_that_of_methods_in_place(tmp_path):
     assert found.remedies[0].saves_bytes == pytest.approx(saved, rel=0.05)
 
 
-def test_values_that_something_keeps_are_left_alone(tmp_path):
-    assert "out-of-place" not in names(looks_alike, tmp_path / "run.json")
+@pytest.mark.parametrize("program", [kept, kept_beside])
+def test_values_that_something_keeps_are_left_alone(program, tmp_path):
+    assert "out-of-place" not in names(program, tmp_path / "run.json")

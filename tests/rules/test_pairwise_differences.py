@@ -33,6 +33,16 @@ def expanded(a, b):
     return ((rows - columns) ** 2).sum(2)
 
 
+def by_methods(a, b):
+    """As it is written where there may be a batch in front."""
+    difference = a.unsqueeze(-2).sub(b.unsqueeze(-3))
+    return torch.linalg.vector_norm(difference, dim=-1)
+
+
+def by_function(a, b):
+    return torch.sub(a[:, None], b[None]).pow(2).sum(-1)
+
+
 def in_place_of_its_own(a, b):
     """Of a batch of pairs, each turned under its own name."""
     x, y = a[None], b[None]
@@ -62,6 +72,11 @@ def directions(a, b):
 def weighted(a, b):
     difference = a[:, None] - b[None]
     return (difference * b.exp()).sum(-1)
+
+
+def scaled(a, b):
+    """What is subtracted is a multiple."""
+    return a.unsqueeze(-2).sub(b.unsqueeze(-3), alpha=2).square().sum(-1)
 
 
 def over_points(a, b):
@@ -102,6 +117,8 @@ def looks_alike():
         (at_once, "return torch.linalg.norm(a[:, None] - b[None], dim=-1)"),
         (by_product, "difference = a[:, None, :] - b[None, :, :]"),
         (expanded, "return ((rows - columns) ** 2).sum(2)"),
+        (by_methods, "difference = a.unsqueeze(-2).sub(b.unsqueeze(-3))"),
+        (by_function, "return torch.sub(a[:, None], b[None]).pow(2).sum(-1)"),
         (in_place_of_its_own, "return torch.pow(x - y, 2).sum(3)"),
     ],
 )
@@ -125,6 +142,7 @@ def test_what_it_promises_is_what_the_change_saves(tmp_path):
 
 
 def test_nothing_is_said_where_the_differences_are_needed(tmp_path):
-    for distances in (directions, weighted, over_points, over_others, built_in):
+    apart = (directions, weighted, scaled, over_points, over_others, built_in)
+    for distances in apart:
         found = names(lambda distances=distances: training(distances), tmp_path / "run.json")
         assert "pairwise-differences" not in found, distances

@@ -457,6 +457,17 @@ def a_diagonal():
     return step
 
 
+def a_diagonal_by_einsum():
+    """The same, where the last thing that is done is a mean."""
+
+    def step(number):
+        queries, items = torch.rand(512, 16), torch.rand(512, 16)
+        scores = torch.einsum("id,jd->ij", queries, items)
+        return scores.diag().mean().item()
+
+    return step
+
+
 def a_variance():
     """A distribution of many points is asked for their covariances."""
 
@@ -638,6 +649,7 @@ def all_ranks():
     ("program", "read", "nbytes", "fix"),
     [
         (a_diagonal, "scores.diagonal()", 512 * 512 * 4, "narrow_first"),
+        (a_diagonal_by_einsum, "scores.diag()", 512 * 512 * 4, "narrow_first"),
         (the_best, "order[:, :8]", 64 * 4096 * 8, "topk"),
         (the_best_and_their_places, "order[:, :8]", 64 * 4096 * 8, "topk"),
         (some_frames, "clip[::8]", 2 * 64 * 3 * 32 * 32 * 4, "narrow_first"),
@@ -675,6 +687,45 @@ def test_of_a_covariance_matrix_the_variance_is_enough(program, tmp_path):
 )
 def test_nothing_is_said_of_products_and_orders_that_are_read_whole(program, tmp_path):
     assert "partly-read" not in names(program, tmp_path / "run.json")
+
+
+class InDictionary(Decoder):
+    """Returns its logits under a name."""
+
+    def forward(self, ids):
+        return {"logits": self.head(self.embedding(ids))}
+
+
+def selected_of_a_dictionary():
+    decoder = InDictionary()
+
+    @torch.no_grad()
+    def step(number):
+        out = decoder(torch.randint(WORDS, (ROWS, POSITIONS)))
+        return torch.softmax(out["logits"].select(1, -1) / 0.8, dim=-1).argmax(dim=-1).tolist()
+
+    return step
+
+
+def selected_by_a_variable():
+    """Another position of each round is read, and in the end all of them are."""
+    decoder = InDictionary()
+
+    @torch.no_grad()
+    def step(number):
+        out = decoder(torch.randint(WORDS, (ROWS, POSITIONS)))
+        return [out["logits"].select(1, at).argmax(dim=-1).tolist() for at in range(POSITIONS)]
+
+    return step
+
+
+def test_a_position_that_is_selected_of_an_entry_is_a_part(tmp_path):
+    found = findings_of(selected_of_a_dictionary, tmp_path / "run.json")
+    (one,) = (one for one in found if one.rule == "partly-read")
+    assert one.title.endswith("and only `out['logits'].select(1, -1)` is read")
+    assert one.bytes == ROWS * POSITIONS * WORDS * 4
+    assert one.remedies[0].fix == "narrow_first"
+    assert "partly-read" not in names(selected_by_a_variable, tmp_path / "whole.json")
 
 
 class Cached(Decoder):

@@ -50,9 +50,31 @@ def that_divides(q, k, v):
     return (1.0 / (q @ k.T)) @ v
 
 
+def by_einsum(q, k, v):
+    scores = torch.einsum("id,jd->ij", q, k)
+    return torch.einsum("ij,jd->id", scores / q.size(0), v) / q.size(1)
+
+
+def by_einsum_of_heads(q, k, v):
+    q, k, v = (one.view(LENGTH, 1, WIDTH) for one in (q, k, v))
+    scores = torch.einsum("ihd,jhd->hij", q, k)
+    return torch.einsum("hij,jhd->ihd", scores, v)
+
+
 def with_a_softmax(q, k, v):
     scores = q @ k.T
     return scores.softmax(-1) @ v
+
+
+def with_a_softmax_and_einsum(q, k, v):
+    scores = torch.einsum("id,jd->ij", q, k) / q.size(1) ** 0.5
+    return torch.einsum("ij,jd->id", scores.softmax(-1), v)
+
+
+def value_by_value(q, k, v):
+    """Weights for each pair, and no product of matrices."""
+    scores = torch.einsum("id,jd->ij", q, k)
+    return torch.einsum("ij,ij->i", scores, k @ v.T)
 
 
 def with_a_mask(q, k, v):
@@ -85,6 +107,11 @@ def looks_alike():
         (by_name, "q @ (k.T @ v)"),
         (from_the_right, "(v.T @ q) @ k.T"),
         (as_a_weight, "(v.T @ k) @ q.mT"),
+        (by_einsum, "q @ (k.mT @ v) / q.size(0)"),
+        (
+            by_einsum_of_heads,
+            'torch.einsum("ihd,hde->ihe", q, torch.einsum("jhd,jhe->hde", k, v))',
+        ),
     ],
 )
 def test_the_other_order_is_told(attention, typed, tmp_path):
@@ -94,7 +121,13 @@ def test_the_other_order_is_told(attention, typed, tmp_path):
     assert ("products with ones" in only.why) is (attention is by_name)
 
 
-@pytest.mark.parametrize("attention", [with_a_softmax, with_a_mask, that_is_returned, that_divides])
+@pytest.mark.parametrize(
+    "attention",
+    [
+        *(with_a_softmax, with_a_softmax_and_einsum, with_a_mask),
+        *(that_is_returned, that_divides, value_by_value),
+    ],
+)
 def test_what_more_is_done_with_it_needs_it(attention, tmp_path):
     assert "product-order" not in names(lambda: training(attention), tmp_path / "run.json")
 
@@ -114,3 +147,72 @@ def test_both_orders_compute_the_same():
     torch.testing.assert_close(by_a_factor(q, k, v), q @ (k.T @ v) * 0.5 / len(k))
     torch.testing.assert_close(from_the_right(q, k, v), (v.T @ q) @ k.T)
     torch.testing.assert_close(as_a_weight(q, k, v), (v.T @ k) @ q.mT)
+    torch.testing.assert_close(by_einsum(q, k, v), q @ (k.mT @ v) / q.size(0) / q.size(1))
+    heads = [one.view(LENGTH, 1, WIDTH) for one in (q, k, v)]
+    inner = torch.einsum("jhd,jhe->hde", *heads[1:])
+    other = torch.einsum("ihd,hde->ihe", heads[0], inner)
+    torch.testing.assert_close(by_einsum_of_heads(q, k, v), other)
+
+
+class LowRank(nn.Module):
+    """Its weights are a product of two parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.left = nn.Parameter(torch.randn(LENGTH, WIDTH))
+        self.right = nn.Parameter(torch.randn(WIDTH, LENGTH))
+
+
+class ByProperty(LowRank):
+    @property
+    def weight(self):
+        return torch.mm(self.left, self.right)
+
+    def forward(self, x):
+        return F.linear(x, self.weight)
+
+
+class ByMethod(LowRank):
+    def product(self):
+        whole = self.left @ self.right
+        return whole / self.left.size(1)
+
+    def forward(self, x):
+        return F.linear(x, self.product())
+
+
+class WithAPenalty(LowRank):
+    """The product itself is read as well."""
+
+    @property
+    def weight(self):
+        return torch.mm(self.left, self.right)
+
+    def forward(self, x):
+        return F.linear(x, self.weight) + self.weight.abs().mean()
+
+
+def trained(layer):
+    def step(number):
+        layer.zero_grad()
+        layer(torch.randn(4, LENGTH)).square().mean().backward()
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("kind", "at_once", "typed"),
+    [
+        (ByProperty, 1, "(x @ self.right.mT) @ self.left.mT"),
+        (ByMethod, 2, "(x @ self.right.mT) @ self.left.mT / self.left.size(1)"),
+    ],
+)
+def test_a_product_that_a_property_or_a_method_returns_is_followed(kind, at_once, typed, tmp_path):
+    found = findings_of(lambda: trained(kind()), tmp_path / "run.json")[0]
+    (only,) = found.remedies
+    assert (found.rule, only.fix, only.typed) == ("product-order", "apply_factors", typed)
+    assert found.bytes == at_once * LENGTH * LENGTH * 4
+
+
+def test_a_product_that_a_penalty_reads_too_is_needed(tmp_path):
+    assert "product-order" not in names(lambda: trained(WithAPenalty()), tmp_path / "run.json")

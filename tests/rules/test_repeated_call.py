@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from memprof.rules.values_read import Values
+from memprof.rules.waste import repeated_call
 from tests.rules.recorded import findings_of, names, peak_of
 
 BATCH, WIDTH = 4096, 128
@@ -143,3 +145,39 @@ def test_a_run_for_a_number_beside_the_graph_is_one_as_well(tmp_path):
     found = findings_of(with_an_accuracy, tmp_path / "run.json")[0]
     assert found.rule == "repeated-call"
     assert found.remedies[0].code == "(agent.policy(x).argmax(1) == 0).float().mean().item()"
+
+
+@pytest.mark.parametrize(
+    ("known", "twice"),
+    [
+        # of the first run's tensor a look was taken before there was a second one
+        ({1: (2, 1), 2: (1, 2)}, {1, 2}),
+        ({1: (2, 2), 2: (2, 2)}, {1, 2}),
+        # alike in one step alone
+        ({1: (2, 1), 2: (2, 1)}, set()),
+        # it is of the same values as another one of its size, at one look
+        ({1: (2, 1), 2: (2, 2), 3: (2, 2)}, {2, 3}),
+        ({1: (2, 1), 2: (1, 2), 3: (2, 1)}, {2}),
+        ({1: (1, 1), 2: (1, 2)}, {2}),
+    ],
+)
+def test_looks_between_two_runs_come_upon_the_first_alone(known, twice, monkeypatch):
+    values = {
+        (stack, 4096): Values(
+            filled=1.0,
+            is_settled=False,
+            distinct=0,
+            are_ones=False,
+            repeats=1,
+            same=same,
+            same_in_steps=in_steps,
+            nbytes=4096,
+            shape=(1024,),
+            dim=-1,
+            used=0,
+            mean_used=0.0,
+        )
+        for stack, (same, in_steps) in known.items()
+    }
+    monkeypatch.setattr(repeated_call, "values_by_stack_and_size", lambda window: values)
+    assert {stack for stack, _ in repeated_call.same_in_steps(None)} == twice

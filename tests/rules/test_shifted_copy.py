@@ -30,6 +30,28 @@ class Copied:
         self.following = obs[1:].clone()
 
 
+class Entries:
+    """Both are entries of a dictionary."""
+
+    def __init__(self, obs):
+        self.data = dict(obs=obs[:-1], following=obs[1:].clone())  # noqa: C408 - as many write
+        self.obs, self.following = self.data["obs"], self.data["following"]
+
+
+class Literal(Entries):
+    def __init__(self, obs):
+        self.data = {"obs": obs[:-1], "following": obs[1:].clone()}
+        self.obs, self.following = self.data["obs"], self.data["following"]
+
+
+class Halves:
+    """One half of the rows to train on, and as many others to test: none is there twice."""
+
+    def __init__(self, obs):
+        self.obs = obs[: ROWS // 2].clone()
+        self.following = obs[ROWS // 2 :].clone()
+
+
 class Extended:
     """The rows of two tensors."""
 
@@ -57,12 +79,14 @@ def looks_alike():
     return training(Extended(torch.randn(ROWS, WIDTH)))
 
 
-@pytest.mark.parametrize("kind", [Joined, Rolled, Copied])
+@pytest.mark.parametrize("kind", [Joined, Rolled, Copied, Entries, Literal])
 def test_the_copy_is_told_with_what_it_is_a_copy_of(kind, tmp_path):
     found = findings_of(lambda: training(kind(torch.randn(ROWS, WIDTH))), tmp_path / "run.json")[0]
     (only,) = found.remedies
     assert (found.rule, only.fix, only.typed) == ("shifted-copy", "store_once", "obs[index + 1]")
-    assert found.bytes == only.saves_bytes == NBYTES - (kind is Copied) * WIDTH * 4
+    if issubclass(kind, Entries):
+        assert only.why.startswith("`self.data['following']`, ")
+    assert found.bytes == only.saves_bytes == NBYTES - (kind not in (Joined, Rolled)) * WIDTH * 4
 
 
 def test_a_copy_beside_nothing_as_large_is_none(tmp_path):
@@ -91,6 +115,11 @@ class Further:
     def __init__(self, obs):
         self.obs = obs
         self.following = torch.roll(obs, -3, 0)
+
+
+def test_two_halves_are_no_copies_of_one_another(tmp_path):
+    rules = names(lambda: training(Halves(torch.randn(ROWS, WIDTH))), tmp_path / "run.json")
+    assert "shifted-copy" not in rules
 
 
 def test_what_is_typed_has_the_rows_that_the_program_goes_further(tmp_path):

@@ -18,6 +18,38 @@ def copied(x):
         yield shuffled[at : at + BATCH]
 
 
+def selected(x):
+    order = torch.randperm(len(x))
+    mixed = torch.index_select(x, 0, order)
+    yield from mixed.split(BATCH)
+
+
+def entries(x):
+    """Of a dictionary, whose entries are split together."""
+    data = {"x": x, "y": x[:, 0]}
+    order = torch.randperm(len(x))
+    mixed = {k: v.index_select(0, order) for k, v in data.items()}
+    for batch, _ in zip(mixed["x"].split(BATCH), mixed["y"].split(BATCH), strict=True):
+        yield batch
+
+
+def parts_for_two_purposes(x):
+    """One part is to train on, and the other for a test: both are needed to the end."""
+    order = torch.randperm(len(x))
+    mixed = x.index_select(0, order)
+    first, second = mixed.split((3 * ROWS // 4, ROWS // 4))
+    for batch in first.split(BATCH):
+        yield batch + second.mean(0)
+
+
+def with_another_read(x):
+    """The whole of an entry is read besides."""
+    order = torch.randperm(len(x))
+    mixed = {k: v[order] for k, v in {"x": x}.items()}
+    for batch in mixed["x"].split(BATCH):
+        yield batch - mixed["x"].mean(0)
+
+
 def by_batches(x):
     for rows in torch.randperm(len(x)).split(BATCH):
         yield x[rows]
@@ -82,7 +114,28 @@ def test_each_batch_is_to_be_taken_by_its_part_of_the_order(tmp_path):
     assert NBYTES - 2 * BATCH * FEATURES * 4 <= first.saves_bytes <= NBYTES
 
 
-@pytest.mark.parametrize("batches_of", [by_batches, all_at_once, of_a_choice])
+@pytest.mark.parametrize(
+    ("batches_of", "nbytes", "typed"),
+    [
+        (selected, NBYTES, "x[order[i : i + batch]]"),
+        (
+            entries,
+            NBYTES + ROWS * 4,
+            "{k: v[order[i : i + batch]] for k, v in data.items()}",
+        ),
+    ],
+)
+def test_what_is_selected_and_split_is_such_a_copy(batches_of, nbytes, typed, tmp_path):
+    (one,) = copies(going_through(batches_of), tmp_path / "run.json")
+    (first,) = one.remedies
+    assert (one.minor, one.bytes) == (False, nbytes)
+    assert (first.fix, first.typed) == ("index_batches", typed)
+
+
+@pytest.mark.parametrize(
+    "batches_of",
+    [by_batches, all_at_once, of_a_choice, parts_for_two_purposes, with_another_read],
+)
 def test_other_copies_are_left_alone(batches_of, tmp_path):
     assert copies(going_through(batches_of), tmp_path / "run.json") == []
 

@@ -7,7 +7,7 @@ from collections import deque
 import pytest
 import torch
 
-from tests.rules.recorded import findings_of
+from tests.rules.recorded import findings_of, names
 
 COUNT, SIZE = 64, 4096
 
@@ -37,6 +37,55 @@ def fires():
             next_state = observation(number + at)
             memory.add(4 * number % COUNT + at, state.to("cpu"), 1.0, next_state.to("cpu"))
             state = next_state
+
+    return step
+
+
+class InDictionaries:
+    """The tensors are entries of one dictionary, and what is added is one as well."""
+
+    def __init__(self):
+        shape = (COUNT, SIZE)
+        self.kept = {k: torch.zeros(shape, dtype=torch.uint8) for k in ("now", "then")}
+        self.rewards = torch.zeros(COUNT)
+
+    def push(self, at, transition):
+        self.kept["now"][at].copy_(transition["now"])
+        self.kept["then"][at].copy_(transition["then"])
+        self.rewards[at] = transition["reward"]
+
+
+def of_dictionaries():
+    memory = InDictionaries()
+
+    def step(number):
+        state = observation(number)
+        for at in range(4):
+            following = observation(number + at)
+            memory.push(4 * number % COUNT + at, {"now": state, "then": following, "reward": 1.0})
+            state = following
+
+    return step
+
+
+class PairsInDictionaries:
+    def __init__(self):
+        shape = (COUNT, SIZE)
+        self.pair = {k: torch.zeros(shape, dtype=torch.uint8) for k in ("left", "right")}
+
+    def put_both(self, at, both):
+        self.pair["left"][at].copy_(both["left"])
+        self.pair["right"][at].copy_(both["right"])
+
+
+def of_dictionaries_of_pairs():
+    """What is beside an image is another one: no entry is there again."""
+    pairs = PairsInDictionaries()
+
+    def step(number):
+        for at in range(4):
+            first, second = observation(number), observation(number + at)
+            pairs.put_both(4 * number % COUNT + at, {"left": first, "right": second})
 
     return step
 
@@ -71,6 +120,15 @@ def test_the_next_states_are_to_be_left_out(tmp_path):
     assert found.site.code == "self.next_states = torch.zeros(COUNT, SIZE, dtype=torch.uint8)"
     assert (remedy.fix, remedy.saves_bytes) == ("store_once", COUNT * SIZE)
     assert remedy.code == "self.next_states[at] = torch.as_tensor(next_state)"
+
+
+def test_entries_of_dictionaries_are_followed(tmp_path):
+    every = findings_of(of_dictionaries, tmp_path / "run.json")
+    (found,) = [one for one in every if one.rule == "stored-twice"]
+    (remedy,) = found.remedies
+    assert (found.bytes, remedy.fix) == (COUNT * SIZE, "store_once")
+    assert remedy.code == 'self.kept["then"][at].copy_(transition["then"])'
+    assert "stored-twice" not in names(of_dictionaries_of_pairs, tmp_path / "other.json")
 
 
 def frame(number):

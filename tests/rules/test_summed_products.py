@@ -42,6 +42,54 @@ def in_one_statement():
     return step
 
 
+def outer(a, b):
+    return torch.einsum("ni,nj->nij", a, b)
+
+
+def by_a_function():
+    """What another function multiplies is summed where it is called."""
+
+    def step(number):
+        x = torch.rand(ROWS, WIDTH)
+        return outer(x, x).sum(dim=0).div(ROWS - 1).amax().item()
+
+    return step
+
+
+def by_einsum():
+    def step(number):
+        x = torch.rand(ROWS, WIDTH)
+        pairs = torch.einsum("ni,nj->nij", x, x)
+        return pairs.mean(0).amax().item()
+
+    return step
+
+
+def outer_products(a, b):
+    return a[:, :, None] * b[:, None]
+
+
+def also_largest():
+    """One caller of the function sums, and another one needs each product."""
+
+    def step(number):
+        x = torch.rand(ROWS, WIDTH)
+        return outer_products(x, x).sum(0).amax().item() + outer_products(x, x).amax().item()
+
+    return step
+
+
+def weights_by_einsum():
+    """A weight for each row and column: no more products than values."""
+
+    def step(number):
+        values, weights = torch.rand(ROWS, WIDTH, WIDTH), torch.rand(ROWS, WIDTH)
+        weighed = torch.einsum("nij,nj->nij", values, weights)
+        return weighed.sum(0).amax().item()
+
+    return step
+
+
 class Contrast(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -102,7 +150,7 @@ def of_squares():
     return step
 
 
-@pytest.mark.parametrize("program", [fires, in_one_statement])
+@pytest.mark.parametrize("program", [fires, in_one_statement, by_einsum, by_a_function])
 def test_the_products_are_told(program, tmp_path):
     (found,) = findings_of(program, tmp_path / "run.json")
     first, second = found.remedies
@@ -111,7 +159,7 @@ def test_the_products_are_told(program, tmp_path):
     assert first.peak_after < 4 * ROWS * WIDTH * 4
 
 
-@pytest.mark.parametrize("program", [looks_alike, of_squares])
+@pytest.mark.parametrize("program", [looks_alike, of_squares, also_largest, weights_by_einsum])
 def test_nothing_is_said_of_what_no_product_of_matrices_would_sum(program, tmp_path):
     assert "summed-products" not in names(program, tmp_path / "run.json")
 

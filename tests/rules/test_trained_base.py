@@ -85,6 +85,46 @@ class Beside(nn.Module):
         return made + x @ self.down.T @ self.up.T
 
 
+class ByFunction(nn.Module):
+    """A function adds both."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.down = nn.Parameter(torch.randn(WIDTH, RANK))
+        self.up = nn.Parameter(torch.zeros(RANK, WIDTH))
+
+    def forward(self, x):
+        made = self.inner(x)
+        return torch.add(made, (x @ self.down) @ self.up)
+
+
+class InPlace(ByFunction):
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.inner = inner
+        nn.init.zeros_(self.up)
+
+    def forward(self, x):
+        made = self.inner(x)
+        made += x @ self.down @ self.up
+        return made
+
+
+class Multiplied(nn.Module):
+    """A scale for each value, which is no addition: the layer itself is trained."""
+
+    def __init__(self, core):
+        super().__init__()
+        self.core = core
+        self.down = nn.Parameter(torch.randn(WIDTH, RANK))
+        self.up = nn.Parameter(torch.zeros(RANK, WIDTH))
+
+    def forward(self, x):
+        made = self.core(x)
+        return torch.mul(made, 1 + (x @ self.down) @ self.up)
+
+
 class Wide(nn.Module):
     """What is beside the layer is as large: a branch, and no adapter."""
 
@@ -107,8 +147,9 @@ def by_hand(kind, freeze=False):
     return program
 
 
-def test_adapters_by_hand_are_told_where_they_are_given_the_layer(tmp_path):
-    (found, *_) = findings_of(by_hand(Beside), tmp_path / "run.json")
+@pytest.mark.parametrize("kind", [Beside, ByFunction, InPlace])
+def test_adapters_by_hand_are_told_where_they_are_given_the_layer(kind, tmp_path):
+    (found, *_) = findings_of(by_hand(kind), tmp_path / "run.json")
     base = LAYERS * (WIDTH * WIDTH + WIDTH) * 4
     assert (found.rule, found.minor) == ("trained-base", False)
     assert found.bytes == 3 * base + 2 * LAYERS * 512
@@ -117,7 +158,9 @@ def test_adapters_by_hand_are_told_where_they_are_given_the_layer(tmp_path):
     assert remedy.typed == "model.requires_grad_(False)"
 
 
-@pytest.mark.parametrize("program", [by_hand(Wide), by_hand(Beside, freeze=True)])
+@pytest.mark.parametrize(
+    "program", [by_hand(Wide), by_hand(Multiplied), by_hand(Beside, freeze=True)]
+)
 def test_branches_and_frozen_layers_are_left_alone(program, tmp_path):
     assert "trained-base" not in names(program, tmp_path / "run.json")
 

@@ -99,3 +99,57 @@ def test_a_tower_of_a_library_that_the_program_never_names_is_told(tmp_path, lib
     assert "`Pair.text_model`, which no step calls" in one.title
     assert one.remedies[0].code.startswith("net = library(")
     assert "del model.text_model" in one.remedies[0].why
+
+
+class Entries(nn.Module):
+    """The parts have names in a dictionary, and one of them is from an earlier version."""
+
+    def __init__(self):
+        super().__init__()
+        parts = {
+            "encode": nn.Linear(WIDTH, 16),
+            "reconstruct": nn.Sequential(nn.Linear(16, WIDTH), nn.Linear(WIDTH, 2 * WIDTH)),
+        }
+        self.parts = nn.ModuleDict(parts)
+
+    def forward(self, x):
+        return self.parts["encode"](x)
+
+
+class OneByOne(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleDict()
+        self.parts["narrow"] = nn.Linear(WIDTH, 16)
+        self.parts["widen"] = nn.Linear(16, 8 * WIDTH)
+
+    def forward(self, x):
+        return self.parts["narrow"](x)
+
+
+class ByKind(nn.Module):
+    """One part for each kind of input, of which another one may come any time."""
+
+    def __init__(self):
+        super().__init__()
+        parts = {"picture": nn.Linear(WIDTH, 16), "sound": nn.Linear(WIDTH, 8 * WIDTH)}
+        self.of_kind = nn.ModuleDict(parts)
+
+    def forward(self, x, kind="picture"):
+        return self.of_kind[kind](x)
+
+
+def test_an_entry_of_a_dictionary_that_nothing_reads_is_told_with_its_own_line(tmp_path):
+    found = findings_of(lambda: training(Entries()), tmp_path / "run.json")[0]
+    (only,) = found.remedies
+    assert found.rule == "uncalled-module"
+    assert "`Entries.parts.reconstruct`, which no step calls" in found.title
+    assert only.code.startswith('"reconstruct": nn.Sequential(')
+    assert found.bytes == 4 * (16 * WIDTH + WIDTH + 2 * WIDTH * WIDTH + 2 * WIDTH)
+    found = findings_of(lambda: training(OneByOne()), tmp_path / "one.json")[0]
+    assert found.rule == "uncalled-module"
+    assert found.remedies[0].code == 'self.parts["widen"] = nn.Linear(16, 8 * WIDTH)'
+
+
+def test_entries_that_a_variable_names_may_be_called_later(tmp_path):
+    assert "uncalled-module" not in names(lambda: training(ByKind()), tmp_path / "run.json")

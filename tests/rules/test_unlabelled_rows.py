@@ -46,6 +46,43 @@ def looks_alike():
     return trained(0.75)
 
 
+class Masked(nn.Module):
+    """The classes are in the dimension behind the first, as the loss takes them of a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.items = nn.Embedding(ITEMS, WIDTH)
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.criterion = nn.CrossEntropyLoss()
+
+    def forward(self, rows, labels):
+        hidden = self.layer(self.items(rows))
+        scores = torch.einsum("bnd,vd->bvn", hidden, self.items.weight)
+        return self.criterion(scores, labels)
+
+
+def of_sequences(share):
+    model, labels = Masked(), torch.full((4, ROWS // 4), -100)
+    labels[:, torch.arange(ROWS // 4) % 4 < 4 * share] = 1  # no padding at the end
+
+    def step(number):
+        model(torch.arange(ROWS).view(4, -1) % ITEMS, labels).backward()
+        model.zero_grad()
+
+    return step
+
+
+def segmented():
+    """Of few classes: the scores of a place are no large part of what the model makes of it."""
+    layer, labels = nn.Conv2d(3, 64, 1), torch.full((4, 64, 64), -100)
+    labels[:, :8] = 1
+
+    def step(number):
+        F.cross_entropy(layer(torch.randn(4, 3, 64, 64)), labels).backward()
+
+    return step
+
+
 def weighted():
     """Classes have weights: the loss does not say how many rows count."""
     model, labels = Recommender(), torch.zeros(ROWS, dtype=torch.long)
@@ -94,6 +131,20 @@ def test_rows_without_a_label_are_to_be_left_out_before_the_scores(tmp_path):
     assert found.bytes % SCORES == 0
     # a quarter of what is there remains
     assert first.saves_bytes == round(0.75 * found.match.saving.bytes)
+
+
+def test_scores_with_the_classes_in_the_second_dimension_are_told_as_well(tmp_path):
+    found = findings_of(lambda: of_sequences(0.25), tmp_path / "run.json")[0]
+    (remedy,) = found.remedies
+    assert (found.rule, remedy.fix) == ("unlabelled-rows", "narrow_first")
+    assert found.title.endswith("are scores of 16,384 rows, of which the loss counts 4,096")
+    assert remedy.code == 'scores = torch.einsum("bnd,vd->bvn", hidden, self.items.weight)'
+    assert found.bytes % SCORES == 0
+
+
+def test_most_labels_of_sequences_and_few_classes_are_left_alone(tmp_path):
+    assert "unlabelled-rows" not in names(lambda: of_sequences(0.75), tmp_path / "most.json")
+    assert "unlabelled-rows" not in names(segmented, tmp_path / "few.json")
 
 
 def test_the_recording_says_how_many_rows_count(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.rules.recorded import findings_of
+from tests.rules.recorded import findings_of, names
 
 
 class Biased(nn.Module):
@@ -56,3 +56,50 @@ def test_it_is_as_large_as_the_table_and_named(tmp_path):
     # The name by itself, as a text, would be a place that may read it.
     assert unread.title.endswith("are a buffer of `Biased` that nothing reads, `distances`")
     assert [remedy.fix for remedy in unread.remedies] == ["del_ref", "right_size"]
+
+
+class InLoop(nn.Module):
+    """A loop registers three tables, of which `forward` reads the first two."""
+
+    def __init__(self):
+        super().__init__()
+        at = torch.arange(256).float()[:, None] * torch.randn(64)
+        for name, table in {"cosines": at.cos(), "sines": at.sin(), "apart": at @ at.T}.items():
+            self.register_buffer(name, table)
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.linear(x * self.cosines[:64] + self.sines[:64])
+
+
+class LargestInLoop(nn.Module):
+    """The largest is read, and a small one of the three is not."""
+
+    def __init__(self):
+        super().__init__()
+        at = torch.arange(256).float()[:, None] * torch.randn(64)
+        for name, table in {"lengths": at.abs(), "all_pairs": at @ at.T, "shift": at + 1}.items():
+            self.register_buffer(name, table)
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.linear(x + self.all_pairs[:64, :64] + self.shift[:64])
+
+
+def of_a_loop():
+    model = InLoop()
+    return lambda number: trained(model, torch.randn(64, 64))
+
+
+def of_a_loop_that_is_read():
+    model = LargestInLoop()
+    return lambda number: trained(model, torch.randn(64, 64))
+
+
+def test_of_tables_that_a_loop_registers_the_one_that_nothing_reads_is_told(tmp_path):
+    (unread,) = [
+        one for one in findings_of(of_a_loop, tmp_path / "run.json") if one.rule == "unread-buffer"
+    ]
+    assert unread.bytes == 256 * 256 * 4
+    assert unread.title.endswith("are a buffer of `InLoop` that nothing reads, `apart`")
+    assert "unread-buffer" not in names(of_a_loop_that_is_read, tmp_path / "read.json")

@@ -20,6 +20,7 @@ SUM = "return -(w * x.log_softmax(-1)).sum(-1)"
 REST = """
 divergence = nn.KLDivLoss(reduction="sum")
 criterion = nn.MSELoss()
+entropy = nn.CrossEntropyLoss()
 
 
 def show(s):
@@ -53,6 +54,14 @@ def show(s):
         (TABLE + "return criterion(x, w)", [], 0),
         (TABLE + "return nn.KLDivLoss(log_target=True)(x, w)", [], 0),
         (TABLE + "s.read = w\nreturn divergence(x, w)", [], 0),
+        # a cross-entropy takes logits
+        (TABLE + "return F.cross_entropy(x, w)", [2, 3], 4),
+        (FILLED + "return entropy(x, w)", [2, 3], 4),
+        # two labels that are mixed, or one with its rows in another order
+        (TABLE + "w = w * a + w[order] * (1 - a)\nreturn F.cross_entropy(x, w)", [], 0),
+        (TABLE + "w = w * a + w.flip(0) * (1 - a)\nreturn F.cross_entropy(x, w)", [], 0),
+        ("w = F.one_hot(t, n) * a + F.one_hot(s, n) * (1 - a)\nreturn entropy(x, w)", [], 0),
+        ("y = F.one_hot(t, n)\nz = F.one_hot(s, n)\nw = y * a + z * e\nentropy(x, w)", [], 0),
         # zeros and ones that pick a value are another matter
         ("w = F.one_hot(t, n).float()\n" + SUM, [], 0),
         # it is read at a second place, or not by a sum with log-probabilities
@@ -71,3 +80,38 @@ def test_a_table_and_the_sum_with_log_probabilities(code, making, reading, tmp_p
     labels = smoothed_labels(program_of(str(path)).at(2))
     lines = [one.lineno for one in labels.making] if labels is not None else []
     assert (lines, labels.reading.lineno if labels is not None else 0) == (making, reading)
+
+
+RETURNED = """
+def soft(t, n, e):
+    w = torch.full((t.numel(), n), e)
+    return w.scatter(1, t[:, None], 1 - e)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "reading", "computes"),
+    [
+        ("def loss(x, t):\n    return F.cross_entropy(x, soft(t, 9, 0.1))", 6, True),
+        ("def loss(x, t):\n    w = soft(t, 9, 0.1)\n    return F.kl_div(x, w)", 7, False),
+        (
+            "def loss(x, t):\n    w = soft(t, 9, 0.1)\n    keep(w)\n    return F.kl_div(x, w)",
+            0,
+            None,
+        ),
+        ("def loss(x, t):\n    return F.mse_loss(x, soft(t, 9, 0.1))", 0, None),
+        # of two tables of different labels neither has one class for each row
+        ("def mixed(x, t, s):\n    return entropy(x, soft(t, 9, 0.1) + soft(s, 9, 0.1))", 0, None),
+    ],
+)
+def test_a_table_that_a_function_returns_is_read_where_it_is_called(
+    code, reading, computes, tmp_path
+):
+    path = tmp_path / "train.py"
+    path.write_text(f"{RETURNED}{code}\n")
+    labels = smoothed_labels(program_of(str(path)).at(3))
+    if not reading:
+        assert labels is None
+        return
+    assert (labels.reading.lineno, labels.computes_logarithms) == (reading, computes)
+    assert {3, 4} <= {one.lineno for one in labels.making}

@@ -7,6 +7,7 @@ import pytest
 from memprof.source_code.program import program_of
 from memprof.source_code.written_out import written_out
 
+SCALED = "F.silu(scale * x) / scale"
 NORM = """m = x.mean(-1, keepdim=True)
 v = x.var(-1, keepdim=True)
 n = (x - m) / torch.sqrt(v + 1e-5)
@@ -47,6 +48,9 @@ def function_at_last_line(tmp_path, code):
             "torch.softmax(x, dim)",
             {2, 3},
         ),
+        ("g = torch.sigmoid(torch.mul(x, y))\nreturn torch.mul(x, g)", SCALED, {2, 3}),
+        ("return x.mul(x.sigmoid())", "F.silu(x)", {2}),
+        ("return torch.log(torch.exp(x).add(1))", "F.softplus(x)", {2}),
         ("return torch.log(1 + torch.exp(x))", "F.softplus(x)", {2}),
         ("return x.exp().log1p()", "F.softplus(x)", {2}),
         (
@@ -77,6 +81,8 @@ def test_a_function_that_is_written_out_is_recognised(code, instead, lines, tmp_
     [
         "return x * torch.sigmoid(y)",  # a gate
         "return x * y.sigmoid()",
+        "return torch.mul(x, torch.sigmoid(y))",
+        "return torch.mul(x, torch.sigmoid(x), out=y)",
         "return F.silu(x)",
         "return x * torch.tanh(x)",
         "return x * (1 + torch.tanh(y))",

@@ -12,6 +12,8 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.large_tensor import LargeTensor, large_tensor, one_of_several
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.einsums import einsum_of
+from memprof.source_code.encodings import Encoding, encodings
 from memprof.source_code.idioms import CASTING, without_casts
 from memprof.source_code.program import (
     Place,
@@ -41,6 +43,8 @@ _OF_BATCHES = frozenset(("mT", "permute"))
 _PRODUCTS = frozenset(("matmul", "mm"))
 _ARGUMENTS = 2
 """Of `one_hot`: the indices, and how many classes there are."""
+_DIMENSIONS = 2
+"""Of a table of one row for each index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,18 @@ class Product:
     use: Use
     instead: str
     """What computes the same, as a person would type it; empty for a batch of matrices."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Operands:
+    """Both sides of a product of matrices, of which the left may be a table."""
+
+    left: ast.expr
+    right: ast.expr
+    is_turned: bool = False
+    """The left side's first dimension is the one that is summed: `einsum` turns it."""
+    is_plain: bool = True
+    """The result is that of ``left @ right``, of a turned side of its turn."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -258,10 +274,11 @@ def picking_statement(place: Place) -> ast.stmt | None:
 
     Also none where the function reads the table anywhere else, but to count its rows by a sum.
     """
-    makers = [call for call in calls_in(place.statement) if called_name(call) == _MAKER]
-    if not makers:
+    tables = encodings(place)
+    if not tables:
         return None
-    copies = _copying_statements(place)
+    makers = [table.made for table in tables]
+    copies = [*_copying_statements(place), *(one.filling for one in tables if one.filling)]
     names = {
         target.id
         for statement in (place.statement, *copies)
@@ -280,8 +297,8 @@ def picking_statement(place: Place) -> ast.stmt | None:
     functions = [call.func for call in calls_in(place.scope, "sum")]
     counted = {id(one.value) for one in functions if isinstance(one, ast.Attribute)}
     picking = [node for node in reads if id(node) not in counted]
-    for total in calls_in(place.scope, "sum"):
-        product = _summed(total, place)
+    for total in calls_in(place.scope, "sum", "einsum"):
+        product = _summed(total, place) if called_name(total) == "sum" else _sum_of_values(total)
         if product is None:
             continue
         inside = set(map(id, ast.walk(product)))
@@ -311,26 +328,32 @@ def multiplying_product(place: Place) -> Product | None:
 
     None where the function reads the table anywhere else.
     """
-    makers = [call for call in calls_in(place.statement) if called_name(call) == _MAKER]
-    if len(makers) != 1:
+    tables = encodings(place)
+    if len(tables) != 1:
         return None
-    bound = bound_names(place.statement) if _is_plain(place, makers[0]) else []
+    made, filling = tables[0].made, tables[0].filling
+    bound = bound_names(place.statement) if _is_plain(place, made) else []
     names = {target.id for target in bound if isinstance(target, ast.Name)}
     products: list[Product] = []
     for node in ast.walk(place.scope):
-        left, right = _operands(node)
-        table, is_turned = _without_turns(left)
-        of_name = isinstance(table, ast.Name) and table.id in names
-        at = place.program.at(getattr(node, "lineno", 0)) if right is not None else None
-        if at is not None and right is not None and (of_name or table is makers[0]):
-            use = Use.ADDS if is_turned else Use.SELECTS
-            is_batch = is_turned and left is not None and _turns_a_batch(left)
-            instead = "" if is_batch else _instead(makers[0], right, use)
-            products.append(Product(at.statement, use, instead))
+        for operands in _operands(node):
+            table, is_turned = _without_turns(operands.left)
+            of_name = isinstance(table, ast.Name) and table.id in names
+            at = place.program.at(getattr(node, "lineno", 0))
+            if at is not None and (of_name or table is made):
+                adds = is_turned ^ operands.is_turned ^ tables[0].is_turned
+                use = Use.ADDS if adds else Use.SELECTS
+                is_known = operands.is_plain and not (is_turned and _turns_a_batch(operands.left))
+                instead = _instead(tables[0], operands.right, use) if is_known else ""
+                products.append(Product(at.statement, use, instead))
+    filled = set(map(id, ast.walk(filling))) if filling is not None else set()
     loads = [
         node
         for node in ast.walk(place.scope)
-        if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load)
+        if isinstance(node, ast.Name)
+        and node.id in names
+        and isinstance(node.ctx, ast.Load)
+        and id(node) not in filled
     ]
     return products[0] if len(products) == 1 and len(loads) == bool(names) else None
 
@@ -341,9 +364,11 @@ def _counting_statements(place: Place) -> _Counting | None:
     None where anything else reads one of them.
     """
     for node in ast.walk(place.scope):
-        left, right = _operands(node)
-        ours, theirs = _table_of(place, left), _table_of(place, right)
-        if ours is None or theirs is None or not (ours[1] and not theirs[1]):
+        operands = next(iter(_operands(node)), None)
+        if operands is None:
+            continue
+        ours, theirs = _table_of(place, operands.left), _table_of(place, operands.right)
+        if ours is None or theirs is None or theirs[1] or not ours[1] ^ operands.is_turned:
             continue
         tables = ours[0], theirs[0]
         nodes: list[ast.AST] = [node, *tables]
@@ -378,15 +403,13 @@ def _count(rows: ast.Call, columns: ast.Call) -> str:
     return f"torch.bincount({a} * {m} + {b}, minlength={n} * {m}).view({n}, {m})"
 
 
-def _instead(maker: ast.Call, rows: ast.expr, use: Use) -> str:
+def _instead(table: Encoding, rows: ast.expr, use: Use) -> str:
     """``x[index]``, or ``x.new_zeros(…).index_add(0, index, x)``, in the program's own words."""
-    given = [*maker.args, *(one.value for one in maker.keywords)]
-    index = ast.unparse(given[0]) if given else "index"
+    index, classes = table.index or "index", table.classes or "classes"
     is_one = isinstance(rows, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
     x = ast.unparse(rows) if is_one else f"({ast.unparse(rows)})"
     if use is Use.SELECTS:
         return f"{x}[{index}]"
-    classes = ast.unparse(given[1]) if len(given) > 1 else "classes"
     return f"{x}.new_zeros({classes}, {x}.size(-1)).index_add(0, {index}, {x})"
 
 
@@ -397,15 +420,32 @@ def _is_plain(place: Place, maker: ast.Call) -> bool:
     return _without_turns(value)[0] is maker
 
 
-def _operands(node: ast.AST) -> tuple[ast.expr | None, ast.expr | None]:
-    """``a`` and ``b`` of ``a @ b``, ``a.mm(b)`` or ``torch.mm(a, b)``; None of others."""
+def _operands(node: ast.AST) -> Iterator[_Operands]:
+    """``a`` and ``b`` of ``a @ b``, ``a.mm(b)`` or ``torch.mm(a, b)``; nothing of others.
+
+    Of an `einsum` both ways, as which of the two is the table is not known.
+    """
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
-        return node.left, node.right
+        yield _Operands(node.left, node.right)
+        return
+    whole = einsum_of(node)
+    if whole is not None and whole.is_product:
+        for ours, theirs in ((0, 1), (1, 0)):
+            letters, others = whole.inputs[ours], whole.inputs[theirs]
+            if len(letters) == _DIMENSIONS:
+                is_turned = letters[-1] in whole.output
+                between, left = (letters[0], letters[1]) if is_turned else (letters[1], letters[0])
+                is_plain = others[:1] == between and whole.output == left + others[1:]
+                yield _Operands(
+                    whole.operands[ours], whole.operands[theirs], is_turned, is_plain=is_plain
+                )
+        return
     if not isinstance(node, ast.Call) or called_name(node) not in _PRODUCTS:
-        return None, None
+        return
     if len(node.args) == 1 and isinstance(node.func, ast.Attribute):
-        return node.func.value, node.args[0]
-    return (node.args[0], node.args[1]) if len(node.args) > 1 else (None, None)
+        yield _Operands(node.func.value, node.args[0])
+    elif len(node.args) > 1:
+        yield _Operands(node.args[0], node.args[1])
 
 
 def _without_turns(value: ast.expr | None) -> tuple[ast.expr | None, bool]:
@@ -451,6 +491,14 @@ def _summed(total: ast.Call, place: Place) -> ast.BinOp | None:
     return None
 
 
+def _sum_of_values(call: ast.Call) -> ast.Call | None:
+    """A call of `einsum` that sums, along their last dimension, what it multiplies one by one."""
+    whole = einsum_of(call)
+    if whole is None or not whole.is_sum_of_values:
+        return None
+    return call if whole.summed >= {one[-1] for one in whole.inputs} else None
+
+
 def _made_at(window: Window, large: LargeTensor, statements: Sequence[ast.stmt]) -> Ints:
     """What the statements make in every step; of what reads tables only what is as large as one."""
     if large.place is None:
@@ -475,7 +523,8 @@ def _made_of_labels(
 ) -> Ints:
     """The table and its product in every step, but not the log-probabilities.
 
-    Those are the first of their size that the reading statement makes, if it computes them.
+    If the reading statement computes them, and the logits perhaps, the product is the last of their
+    size that it makes.
     """
     lives, sites = window.lives, window.owners.sites.frames
     size = int(lives.requested[large.row])
@@ -492,10 +541,10 @@ def _made_of_labels(
         return np.flatnonzero(is_own & (window.phase != Phase.BACKWARD))
 
     read = of(labels.reading)
-    if calls_in(labels.reading, "log_softmax"):
-        read = read[np.argsort(lives.alloc[read], kind="stable")]
-        _, first = np.unique(window.made_in[read], return_index=True)
-        read = np.delete(read, first)
+    if labels.computes_logarithms:
+        read = read[np.argsort(-lives.alloc[read], kind="stable")]
+        _, last = np.unique(window.made_in[read], return_index=True)
+        read = read[last]
     return np.unique(np.concatenate([read, *map(of, labels.making)]))
 
 
@@ -508,9 +557,13 @@ def _made_for(window: Window, large: LargeTensor, picking: ast.stmt) -> Ints:
     lives, place = window.lives, large.place
     table = lives.stack == lives.stack[large.row]
     table &= lives.requested == lives.requested[large.row]
-    products = [node for node in ast.walk(picking) if isinstance(node, ast.BinOp)]
+    products = [
+        node
+        for node in ast.walk(picking)
+        if isinstance(node, ast.BinOp) or einsum_of(node) is not None
+    ]
     computes = any(
-        called_name(call) not in {_MAKER, *CASTING, *_TURNING, *_PRODUCTS}
+        called_name(call) not in {_MAKER, "einsum", *CASTING, *_TURNING, *_PRODUCTS}
         for product in products
         for call in ast.walk(product)
         if isinstance(call, ast.Call)

@@ -10,7 +10,7 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Place, calls_in, place_of
+from memprof.source_code.program import Place, arguments, calls_in, place_of
 from memprof.trace import EMPTY, Category, Phase
 from memprof.units import format_bytes
 from memprof.views.peak_without import Cuts
@@ -23,6 +23,13 @@ _LEAST_SHARE = 0.2
 _LEAST_SAVED = 0.25
 """Of the peak."""
 _IN_PLACE = {ast.Add: "add_", ast.Sub: "sub_", ast.Mult: "mul_", ast.Div: "div_"}
+_METHODS = frozenset(
+    (
+        *("abs", "add", "clamp", "clamp_max", "clamp_min", "div", "exp", "log", "log1p", "mul"),
+        *("multiply", "neg", "pow", "sqrt", "square", "sub", "subtract", "true_divide"),
+    )
+)
+"""Methods that compute each value of one, and have a form in place."""
 _REDUCTIONS = (
     *("amax", "amin", "max", "mean", "median", "min", "norm", "quantile", "std", "sum", "var"),
 )
@@ -38,6 +45,16 @@ class OutOfPlace(Match):
     name: str = ""
     instead: str = ""
     """As a person would type it; empty where the name is read more than once."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Operation:
+    """One step of a computation, with its method in place."""
+
+    of: ast.expr
+    method: str
+    given: tuple[ast.expr, ...]
+    text: str
 
 
 class OutOfPlaceRule(WasteRule[OutOfPlace]):
@@ -106,17 +123,33 @@ def _computed(place: Place) -> tuple[str, str] | None:
     if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
         return None
     name = ast.unparse(statement.targets[0])
-    steps: list[tuple[str, ast.expr]] = []
+    steps: list[_Operation] = []
     node = statement.value
-    while isinstance(node, ast.BinOp) and type(node.op) in _IN_PLACE:
-        steps.append((_IN_PLACE[type(node.op)], node.right))
-        node = node.left
+    while (operation := _operation(node)) is not None:
+        steps.append(operation)
+        node = operation.of
     if not steps or ast.unparse(node) != name:
         return None
     steps.reverse()
-    reads_again = any(_reads(right, name) for _, right in steps[1:])
-    calls = "".join(f".{method}({ast.unparse(right)})" for method, right in steps)
-    return name, "" if reads_again or _shows(steps[0][1], name) else f"{name}{calls}"
+    reads_again = any(_reads(one, name) for step in steps[1:] for one in step.given)
+    shows = any(_shows(one, name) for one in steps[0].given)
+    calls = "".join(f".{step.method}({step.text})" for step in steps)
+    return name, "" if reads_again or shows else f"{name}{calls}"
+
+
+def _operation(node: ast.expr) -> _Operation | None:
+    """What an operator, or a method that computes value by value, does; None for others."""
+    if isinstance(node, ast.BinOp) and type(node.op) in _IN_PLACE:
+        return _Operation(
+            node.left, _IN_PLACE[type(node.op)], (node.right,), ast.unparse(node.right)
+        )
+    function = node.func if isinstance(node, ast.Call) else None
+    if not isinstance(node, ast.Call) or not isinstance(function, ast.Attribute):
+        return None
+    if function.attr not in _METHODS:
+        return None
+    text = ", ".join(map(ast.unparse, [*node.args, *node.keywords]))
+    return _Operation(function.value, f"{function.attr}_", tuple(arguments(node)), text)
 
 
 def _reads(value: ast.expr, name: str) -> bool:

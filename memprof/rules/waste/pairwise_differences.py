@@ -29,6 +29,9 @@ _OF_ROWS = frozenset(("0", "1", ":, None", ":, None, :", "None", "None, :", "Non
 """How two tables of rows are turned: the differences have three dimensions."""
 _OF_BATCHES = {"1", "2"}
 """How a batch of them is, by `unsqueeze`: they have four."""
+_SUBTRACTING = frozenset(("sub", "subtract"))
+"""Methods of tensors, and functions of torch."""
+_OPERANDS = 2
 _MOST_DIMENSIONS = 4096
 _KEPT = 2
 """Times one value for each pair: what `cdist` saves for its gradient, and that of the distances."""
@@ -98,15 +101,16 @@ def _bytes_of_pairs(window: Window, row: int) -> int:
 def _is_for_distances(place: Place) -> bool:
     """Whether a statement subtracts what it has turned two ways, for a sum of powers alone."""
     differences = [
-        node
+        (node, turns)
         for node in ast.walk(place.statement)
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and any(_turns(place, node))
+        if (operands := _subtracted(node)) and (turns := _turns(place, *operands))
     ]
     if len(differences) != 1:
         return False
-    uses: list[ast.AST] = [differences[0]]
+    difference, (ours, theirs) = differences[0]
+    uses: list[ast.AST] = [difference]
     statement = place.statement
-    if isinstance(statement, ast.Assign) and statement.value is differences[0]:
+    if isinstance(statement, ast.Assign) and statement.value is difference:
         target = statement.targets[0]
         if len(statement.targets) != 1 or not isinstance(target, ast.Name):
             return False
@@ -115,16 +119,27 @@ def _is_for_distances(place: Place) -> bool:
     parents = {
         child: node for node in ast.walk(place.scope) for child in ast.iter_child_nodes(node)
     }
-    turns = set(_turns(place, differences[0]))
-    last = {"-1"} | ({"2"} if turns <= _OF_ROWS else {"3"} if turns == _OF_BATCHES else set())
+    pair = {ours, theirs}
+    last = {"-1"} | ({"2"} if pair <= _OF_ROWS else {"3"} if pair == _OF_BATCHES else set())
     sums = {_distance_of(use, parents, last) for use in uses}
     return len(sums) == 1 and None not in sums
 
 
-def _turns(place: Place, difference: ast.BinOp) -> tuple[str, str] | tuple[()]:
+def _subtracted(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
+    """``a`` and ``b`` of ``a - b``, ``a.sub(b)`` or ``torch.sub(a, b)``; None of others."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+        return node.left, node.right
+    if not isinstance(node, ast.Call) or called_name(node) not in _SUBTRACTING or node.keywords:
+        return None
+    if len(node.args) == 1 and isinstance(node.func, ast.Attribute):
+        return node.func.value, node.args[0]
+    return (node.args[0], node.args[1]) if len(node.args) == _OPERANDS else None
+
+
+def _turns(place: Place, left: ast.expr, right: ast.expr) -> tuple[str, str] | None:
     """How ``a[:, None] - b[None]`` turns its operands, if each its own way: all pairs meet."""
-    left, right = _turn(place, difference.left), _turn(place, difference.right)
-    return (left, right) if left and right and left != right else ()
+    ours, theirs = _turn(place, left), _turn(place, right)
+    return (ours, theirs) if ours and theirs and ours != theirs else None
 
 
 def _turn(place: Place, operand: ast.expr) -> str:

@@ -17,7 +17,7 @@ from memprof.units import format_bytes
 from memprof.views.owners import common_module
 from memprof.views.window import Bools, Ints, Window
 
-__all__ = ["RULE"]
+__all__ = ["RULE", "same_in_steps"]
 
 _LEAST_SHARE = 0.1
 """Of the peak, in what the second run makes."""
@@ -103,14 +103,28 @@ class RepeatedCalls(WasteRule[RepeatedCall]):
 
 def _twice(window: Window) -> Bools:
     """What passes made that is there at the peak, whose values two of their size had at once."""
-    known = values_by_stack_and_size(window)
     lives = window.lives
     alike = np.zeros(len(lives), dtype=bool)
-    for (stack, size), values in known.items():
-        if values.same_in_steps >= _TWICE and stack != EMPTY:
-            alike |= (lives.stack == stack) & (lives.requested == size)
+    for stack, size in same_in_steps(window):
+        alike |= (lives.stack == stack) & (lives.requested == size)
     twice: Bools = alike & window.at_peak & _made_by_passes(window)
     return twice
+
+
+def same_in_steps(window: Window) -> dict[tuple[int, int], int]:
+    """Of stacks and sizes of which several had the same values in every step, how many had.
+
+    A look between two runs comes upon the first one's alone. What is made in the second then has
+    its like in every step, and that is the one other of its size that ever had the same values.
+    """
+    known = {key: one for key, one in values_by_stack_and_size(window).items() if key[0] != EMPTY}
+    same = {key: one.same_in_steps for key, one in known.items() if one.same_in_steps >= _TWICE}
+    for (_, size), times in list(same.items()):
+        of_size = [key for key in known if key[1] == size]
+        others = [key for key in of_size if key not in same and known[key].same == times]
+        if times == _TWICE and len(others) == 1 and sum(key in same for key in of_size) == 1:
+            same[others[0]] = times
+    return same
 
 
 def _made_by_passes(window: Window) -> Bools:
@@ -125,11 +139,11 @@ def _runs(window: Window, twice: Bools) -> tuple[Ints, Ints, int] | None:
 
     In the order in which they were made. Each module made as many of each size in every run.
     """
-    known, lives = values_by_stack_and_size(window), window.lives
+    same, lives = same_in_steps(window), window.lives
     rows = np.flatnonzero(twice)
     rows = rows[np.argsort(lives.alloc[rows], kind="stable")]
     keys = zip(lives.stack[rows].tolist(), lives.requested[rows].tolist(), strict=True)
-    times = min(known[key].same_in_steps for key in keys)
+    times = min(same[key] for key in keys)
     by_kind: dict[tuple[int, int], list[int]] = {}
     for row in rows.tolist():
         by_kind.setdefault((int(window.module[row]), int(lives.requested[row])), []).append(row)

@@ -54,7 +54,8 @@ class ShiftedCopyRule(WasteRule[ShiftedCopy]):
                 continue
             rows = np.flatnonzero(mask & (window.site == site))
             size = int(lives.requested[rows].max())
-            others = lives.requested[mask & (window.site != site)]
+            own = [site, *_heads(window, shifted[0])]
+            others = lives.requested[mask & ~np.isin(window.site, own)]
             if not (np.abs(others - size) <= _ABOUT * size).any():
                 continue  # what it was made of is gone
             every = np.flatnonzero((window.site == site) & ~window.has_owner)
@@ -84,13 +85,47 @@ class ShiftedCopyRule(WasteRule[ShiftedCopy]):
         yield Advice("store_once", why, case.site, typed=typed)
 
 
+def _heads(window: Window, source: str) -> list[int]:
+    """Sites of statements that copy the first rows of a name, ``obs[:n].clone()``.
+
+    What begins further on may be the rest of them, and none of theirs.
+    """
+    return [
+        site
+        for site, frame in enumerate(window.owners.sites.frames)
+        if (place := place_of(frame)) is not None
+        and any(_is_head(node, source) for node in ast.walk(place.statement))
+    ]
+
+
+def _is_head(node: ast.AST, source: str) -> bool:
+    """Whether it takes rows up to one that is counted from the first: not ``obs[:-1]``."""
+    if not isinstance(node, ast.Subscript) or not isinstance(node.slice, ast.Slice):
+        return False
+    is_counted = node.slice.upper is not None and not isinstance(node.slice.upper, ast.UnaryOp)
+    return is_counted and ast.unparse(node.value) == source
+
+
 def _shifted(place: Place) -> tuple[str, str, str] | None:
     """What a statement copies, to which name, and how many rows further; None for others."""
     for target, value in assigned(place.statement):
-        source, rows = _source_of(value)
-        if source and source != ast.unparse(target):
-            return source, ast.unparse(target), rows
+        own = ast.unparse(target)
+        for name, part in [(own, value), *_entries(own, value)]:
+            source, rows = _source_of(part)
+            if source and source != own:
+                return source, name, rows
     return None
+
+
+def _entries(own: str, value: ast.expr | None) -> list[tuple[str, ast.expr]]:
+    """The values of ``{"next": b}`` or ``dict(next=b)``, each with how it is taken of the name."""
+    if isinstance(value, ast.Dict):
+        pairs = zip(value.keys, value.values, strict=True)
+        return [(f"{own}[{ast.unparse(key)}]", one) for key, one in pairs if key is not None]
+    if isinstance(value, ast.Call) and called_name(value) == "dict":
+        named = [(one.arg, one.value) for one in value.keywords if one.arg is not None]
+        return [(f"{own}[{key!r}]", one) for key, one in named]
+    return []
 
 
 def _source_of(value: ast.expr | None) -> tuple[str, str]:

@@ -21,16 +21,27 @@ __all__ = ["RULE"]
 _LEAST_SHARE = 0.1
 """Of the peak, in such copies of one line."""
 _ORDER = "randperm"
+_SELECT, _GIVEN = "index_select", 3
+_IN_BATCHES = frozenset(("chunk", "split", "tensor_split"))
 _OF_LENGTH = frozenset(("device", "dtype", "shape", "size"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ShuffledCopy(Match):
+class ShuffledSet:
     """What is copied, the variable of the copy, and that of the order."""
 
-    source: str = ""
-    name: str = ""
-    order: str = ""
+    source: str
+    name: str
+    order: str
+    taken: str
+    """A batch of what is copied, as a person would type it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShuffledCopy(Match):
+    """What is copied."""
+
+    whole: ShuffledSet | None = None
 
 
 class ShuffledCopyRule(WasteRule[ShuffledCopy]):
@@ -58,65 +69,113 @@ class ShuffledCopyRule(WasteRule[ShuffledCopy]):
                 rows=rows,
                 nbytes=int(lives.size[rows].sum()),
                 saving=window.replayed(window.whole(every)),
-                source=copy[0],
-                name=copy[1],
-                order=copy[2],
+                whole=copy,
             )
             return
 
     def title(self, match: ShuffledCopy) -> str:
         """Say of what they are copies."""
-        return f"are `{match.source}` once more, in another order, of which batches are taken"
+        assert match.whole is not None
+        return f"are `{match.whole.source}` once more, in another order, of which batches are taken"
 
     def advice(self, match: ShuffledCopy, case: Case) -> Iterator[Advice]:
         """Take each batch by its part of the order."""
+        whole = match.whole
+        assert whole is not None
         why = (
             f"Batches are parts of a copy, {format_bytes(match.nbytes)}: take each of "
-            f"`{match.source}` itself, by its part of `{match.order}`."
+            f"`{whole.source}` itself, by its part of `{whole.order}`."
         )
-        typed = f"{match.source}[{match.order}[i : i + batch]]"
-        yield Advice("index_batches", why, case.site, typed=typed)
+        yield Advice("index_batches", why, case.site, typed=whole.taken)
 
 
-def _copy(place: Place) -> tuple[str, str, str] | None:
-    """What a statement copies in random order, into which variable, and the variable of the order.
-
-    Only where nothing but slices is read of the copy.
-    """
+def _copy(place: Place) -> ShuffledSet | None:
+    """What a statement copies in random order. None where anything but slices is read of it."""
     if not isinstance(place.statement, ast.Assign):
         return None
     for target, value in assigned(place.statement):
-        if not isinstance(target, ast.Name) or not isinstance(value, ast.Subscript):
+        entries = value if isinstance(value, ast.DictComp) else None
+        indexed = _indexed(entries.value if entries is not None else value)
+        if not isinstance(target, ast.Name) or indexed is None:
             continue
-        order = value.slice
-        if not isinstance(order, ast.Name):
-            continue
+        part, order = indexed
         made = [one for one in values_of(place, order.id) if one is not None]
         if not made or not all(called_name(one) == _ORDER for one in made):
             continue
-        source = ast.unparse(value.value)
+        taken = f"{ast.unparse(part)}[{order.id}[i : i + batch]]"
+        source = ast.unparse(part)
+        if entries is not None:
+            source, taken = _of_entries(entries, taken)
         is_given = place.function is not None and source in parameters(place.function)
-        if source == target.id and not is_given:
+        if not source or (source == target.id and not is_given):
             continue  # the set itself is gone then
-        if _is_sliced(place, target.id):
-            return source, target.id, order.id
+        if _is_sliced(place, target.id, has_entries=entries is not None):
+            return ShuffledSet(source, target.id, order.id, taken)
     return None
 
 
-def _is_sliced(place: Place, name: str) -> bool:
-    """Whether all later reads of a variable take slices of it, or ask for its length."""
+def _indexed(value: ast.expr | None) -> tuple[ast.expr, ast.Name] | None:
+    """``x`` and ``order`` of ``x[order]``, ``x.index_select(0, order)`` or torch's function."""
+    if isinstance(value, ast.Subscript):
+        return (value.value, value.slice) if isinstance(value.slice, ast.Name) else None
+    if not isinstance(value, ast.Call) or called_name(value) != _SELECT:
+        return None
+    is_method = isinstance(value.func, ast.Attribute) and ast.unparse(value.func.value) != "torch"
+    receiver = [value.func.value] if isinstance(value.func, ast.Attribute) and is_method else []
+    given = [*receiver, *value.args, *(one.value for one in value.keywords)]
+    if len(given) != _GIVEN or ast.unparse(given[1]) != "0":
+        return None
+    return (given[0], given[2]) if isinstance(given[2], ast.Name) else None
+
+
+def _of_entries(entries: ast.DictComp, taken: str) -> tuple[str, str]:
+    """``data`` of ``{k: v[order] for k, v in data.items()}``, and the same of a batch of it."""
+    loop = entries.generators[0]
+    items = loop.iter.func if isinstance(loop.iter, ast.Call) else None
+    if len(entries.generators) != 1 or not isinstance(items, ast.Attribute) or loop.ifs:
+        return "", ""
+    target = ast.unparse(loop.target).strip("()")
+    text = f"{ast.unparse(entries.key)}: {taken} for {target} in {ast.unparse(loop.iter)}"
+    return ast.unparse(items.value) if items.attr == "items" else "", f"{{{text}}}"
+
+
+def _is_sliced(place: Place, name: str, *, has_entries: bool) -> bool:
+    """Whether all later reads of a variable take slices of it, or ask for its length.
+
+    Of its entries, where it is a dictionary.
+    """
     sliced = False
     for load, around in reads_of(place.scope, name):
         if load.lineno <= place.line:
             continue
-        parent = around[-1]
-        if isinstance(parent, ast.Subscript) and parent.value is load:
-            if not isinstance(parent.slice, ast.Slice):
+        value: ast.expr = load
+        beyond = around
+        if has_entries:
+            entry = around[-1]
+            if not isinstance(entry, ast.Subscript) or not isinstance(entry.slice, ast.Constant):
                 return False
+            value, beyond = entry, around[:-1]
+        if _takes_batches(value, beyond):
             sliced = True
-        elif not (called_name(parent) == "len" or _asks_for_length(parent)):
+        elif not (called_name(beyond[-1]) == "len" or _asks_for_length(beyond[-1])):
             return False
     return sliced
+
+
+def _takes_batches(value: ast.expr, around: list[ast.AST]) -> bool:
+    """``x[i : i + batch]``, ``x.split(batch)``, ``x.chunk(n)``.
+
+    Not ``first, second = x.split((n, m))``: parts that have names are kept.
+    """
+    parent = around[-1]
+    if isinstance(parent, ast.Subscript) and parent.value is value:
+        return isinstance(parent.slice, ast.Slice)
+    call = around[-2] if len(around) > 1 else None
+    if not isinstance(call, ast.Call) or not isinstance(parent, ast.Attribute):
+        return False
+    sizes = any(isinstance(one, (ast.List, ast.Tuple)) for one in call.args)
+    is_named = isinstance(around[-3], ast.Assign)
+    return call.func is parent and parent.attr in _IN_BATCHES and not (sizes or is_named)
 
 
 def _asks_for_length(node: ast.AST) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np
 
@@ -41,6 +41,8 @@ _LEAST_STACK = 1024
 """Bytes: a few numbers that are stacked have sizes that divide many others."""
 _LEAST_KEPT = 0.5
 """Of those that a line made: of which few are kept, the others may be all that two share."""
+_COPY = "copy_"
+_LITERALS = (ast.List, ast.Tuple, ast.Set)
 _REMAINS = 0.5
 """At most, of stacks of two frames and more."""
 
@@ -67,6 +69,8 @@ class _Filling:
     parameter: str
     position: int
     """Among the arguments of a call, without ``self``."""
+    key: str = ""
+    """Of the entry that is taken of it, as written, where it is a dictionary."""
 
 
 class TwiceStored(WasteRule[StoredTwice]):
@@ -90,12 +94,13 @@ class TwiceStored(WasteRule[StoredTwice]):
         for first, second in permutations(large, 2):
             if lives.requested[first] != lives.requested[second]:
                 continue
-            places = place_of(window.frame_of(first)), place_of(window.frame_of(second))
-            names = _attribute(places[0]), _attribute(places[1])
-            if places[0] is None or not all(names) or names[0] == names[1]:
+            place, others = place_of(window.frame_of(first)), place_of(window.frame_of(second))
+            if place is None:
                 continue
-            place = _filled_with_the_next(window.programs, places[0], *names)
-            if place is not None:
+            for names in product(_attributes(place), _attributes(others)):
+                filled = _filled_with_the_next(window.programs, place, *names)
+                if filled is None:
+                    continue
                 yield StoredTwice(
                     row=second,
                     rows=np.array([second]),
@@ -105,7 +110,7 @@ class TwiceStored(WasteRule[StoredTwice]):
                     saving=window.replayed(window.whole(np.array([second]))),
                     states=names[0],
                     next_states=names[1],
-                    place=place,
+                    place=filled,
                 )
                 return
         stacks = _sliding_stacks(window, mask)
@@ -188,18 +193,33 @@ def _stacks_held(window: Window) -> set[int]:
     return held
 
 
-def _attribute(place: Place | None) -> str:
-    """``self.states`` of a statement that binds it and nothing else; else empty."""
+def _attributes(place: Place | None) -> list[str]:
+    """``self.states`` of a statement that binds it and nothing else; else empty.
+
+    Of a dictionary with keys that are written out each entry: ``self.kept['now']``.
+    """
     targets = bound_names(place.statement) if place is not None else []
-    if len(targets) != 1 or not isinstance(targets[0], ast.Attribute):
-        return ""
-    return ast.unparse(targets[0])
+    if place is None or len(targets) != 1 or not isinstance(targets[0], ast.Attribute):
+        return []
+    name, value = ast.unparse(targets[0]), getattr(place.statement, "value", None)
+    keys: list[ast.expr | None] = []
+    if isinstance(value, ast.DictComp):
+        (loop, *more) = value.generators
+        is_of_keys = not more and ast.unparse(loop.target) == ast.unparse(value.key)
+        keys = [*loop.iter.elts] if is_of_keys and isinstance(loop.iter, _LITERALS) else []
+    elif isinstance(value, ast.Dict):
+        keys = value.keys
+    else:
+        return [name]
+    return [f"{name}[{ast.unparse(one)}]" for one in keys if isinstance(one, ast.Constant)]
 
 
 def _filled_with_the_next(
     programs: Sequence[Program], place: Place, states: str, next_states: str
 ) -> Place | None:
     """The statement that fills ``next_states``, if what it takes goes into ``states`` next time."""
+    if states == next_states:
+        return None
     of_states, of_next = _filling(place, states), _filling(place, next_states)
     if of_states is None or of_next is None or of_states.function != of_next.function:
         return None
@@ -213,21 +233,39 @@ def _filled_with_the_next(
 
 
 def _filling(place: Place, name: str) -> _Filling | None:
-    """Where a method puts one of its parameters into an entry of an attribute."""
+    """Where a method puts one of its parameters, or an entry of one, into an attribute's entry."""
     if place.class_ is None:
         return None
     for node in ast.walk(place.class_):
-        for target, value in assigned(node) if isinstance(node, ast.Assign) else ():
-            is_entry = isinstance(target, ast.Subscript) and ast.unparse(target.value) == name
-            at = place.program.place(node)
-            if not is_entry or value is None or at is None or at.function is None:
-                continue
-            named = list(parameters(at.function))
-            given = [one for one in named[1:] if one in loaded_names(value)]
-            if len(given) == 1:
-                position = named.index(given[0]) - 1
-                return _Filling(at, at.function.name, given[0], position)
+        value = _written(node, name)
+        at = place.program.place(node) if value is not None else None
+        if value is None or at is None or at.function is None:
+            continue
+        named = list(parameters(at.function))
+        given = [one for one in named[1:] if one in loaded_names(value)]
+        if len(given) == 1:
+            position = named.index(given[0]) - 1
+            plain = without_casts(value)
+            is_entry = isinstance(plain, ast.Subscript) and isinstance(plain.slice, ast.Constant)
+            key = ast.unparse(plain.slice) if isinstance(plain, ast.Subscript) and is_entry else ""
+            return _Filling(at, at.function.name, given[0], position, key)
     return None
+
+
+def _written(node: ast.AST, name: str) -> ast.expr | None:
+    """What a statement writes into an entry of a name: ``x[i] = y``, ``x[i].copy_(y)``."""
+    pairs = list(assigned(node)) if isinstance(node, ast.Assign) else []
+    call = node.value if isinstance(node, ast.Expr) else None
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.args:
+        pairs += [(call.func.value, call.args[0])] if call.func.attr == _COPY else []
+    return next(
+        (
+            value
+            for target, value in pairs
+            if isinstance(target, ast.Subscript) and ast.unparse(target.value) == name
+        ),
+        None,
+    )
 
 
 def _given(call: ast.Call, filling: _Filling) -> str:
@@ -235,6 +273,14 @@ def _given(call: ast.Call, filling: _Filling) -> str:
     values = [one.value for one in call.keywords if one.arg == filling.parameter]
     if not any(isinstance(one, ast.Starred) for one in call.args):
         values += call.args[filling.position : filling.position + 1]
+    if filling.key:
+        values = [
+            value
+            for given in values[:1]
+            if isinstance(given, ast.Dict)
+            for key, value in zip(given.keys, given.values, strict=True)
+            if key is not None and ast.unparse(key) == filling.key
+        ]
     plain = [without_casts(one) for one in values[:1]]
     names = [one.id for one in plain if isinstance(one, ast.Name)]
     return names[0] if names else ""

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from memprof.rules.case import Case
 from memprof.rules.large_tensor import large_tensor, made_by_its_statement, match_of
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.call_sites import calls_of
+from memprof.source_code.einsums import Einsum, einsum_of
 from memprof.source_code.program import Place, called_name, calls_in
 from memprof.source_code.reductions import reductions_of
 from memprof.source_code.values import values_of
@@ -61,10 +63,14 @@ def _is_only_summed(place: Place) -> bool:
     Each operand has a dimension that the other lacks: a mask has not, whose products are no more.
     """
     for node in ast.walk(place.statement):
-        if isinstance(node, ast.BinOp) and _are_products(node, place):
-            sums = reductions_of(place, node)
-            names = {called_name(call) if call is not None else "" for call in sums}
-            if names and names <= _SUMS and all(map(_is_direct, sums)):
+        if isinstance(node, (ast.BinOp, ast.Call)) and _are_products(node, place):
+            sums = [
+                (call, value)
+                for at, value in _results(place, node)
+                for call in reductions_of(at, value)
+            ]
+            names = {called_name(call) if call is not None else "" for call, _ in sums}
+            if names and names <= _SUMS and all(_is_direct(*one) for one in sums):
                 return True
     # It multiplies, and sums what it has multiplied, by itself.
     similar = [call for call in calls_in(place.statement) if _is_similarity(place, call)]
@@ -74,6 +80,20 @@ def _is_only_summed(place: Place) -> bool:
     )
 
 
+def _results(place: Place, value: ast.expr) -> list[tuple[Place, ast.expr]]:
+    """An expression of a statement; of a function that returns it, the calls of that function."""
+    statement = place.statement
+    if isinstance(statement, ast.Return) and statement.value is value:
+        return list(calls_of(place))
+    return [(place, value)]
+
+
+def _multiplies_pairs(whole: Einsum) -> bool:
+    """Whether an `einsum` has each dimension of both its operands, of which neither has all."""
+    ours, theirs = map(set, whole.inputs)
+    return not whole.summed and bool(ours - theirs) and bool(theirs - ours)
+
+
 def _are_products(value: ast.expr | None, place: Place, depth: int = 2) -> bool:
     """Whether an expression multiplies all pairs, or weighs such products: ``products * mask``."""
     if isinstance(value, ast.Name) and depth:
@@ -81,6 +101,9 @@ def _are_products(value: ast.expr | None, place: Place, depth: int = 2) -> bool:
         reads = [one for one in ast.walk(place.scope) if _reads(one, value.id)]
         once = len(values) == len(reads) == 1
         return once and _are_products(values[0], place, depth - 1)
+    whole = einsum_of(value) if value is not None else None
+    if whole is not None:
+        return _multiplies_pairs(whole)
     if not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Mult):
         return False
     sides = (value.left, value.right)
@@ -104,8 +127,8 @@ def _is_similarity(place: Place, call: ast.Call) -> bool:
     return names == {"CosineSimilarity"}
 
 
-def _is_direct(call: ast.Call | None) -> bool:
-    """Whether a call sums a name or the product itself, and no function of it, along a dimension.
+def _is_direct(call: ast.Call | None, products: ast.expr) -> bool:
+    """Whether a call sums a name or the products, and no function of them, along a dimension.
 
     The sum of squares, or of absolute values, is no sum of products.
     """
@@ -115,7 +138,8 @@ def _is_direct(call: ast.Call | None) -> bool:
     if isinstance(value, ast.Name) and value.id == "torch":
         value = call.args[0]
     given = [*call.args, *(keyword.value for keyword in call.keywords)]
-    return bool(given) and isinstance(value, (ast.BinOp, ast.Name))
+    is_own = isinstance(value, (ast.BinOp, ast.Name)) or value is products
+    return bool(given) and is_own
 
 
 def _has_new_dimension(value: ast.expr, place: Place) -> bool:

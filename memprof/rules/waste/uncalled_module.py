@@ -12,7 +12,7 @@ from memprof.rules.case import Case
 from memprof.rules.registered_buffers import has_known_bases, mentions
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.source_code.program import Place, bound_names, place_of, source_of
+from memprof.source_code.program import Place, assigned, bound_names, place_of, source_of
 from memprof.trace import Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
@@ -34,6 +34,8 @@ class UncalledModule(Match):
     """Its path."""
     place: Place | None = None
     """The program's statement that makes it."""
+    line: int = 0
+    """The line of it that does, of a dictionary of several parts; 0 for the first."""
     is_own: bool = False
     """The program's own class has it; else a library's has."""
 
@@ -54,8 +56,10 @@ class UncalledModules(WasteRule[UncalledModule]):
             if window.share(nbytes) < _LEAST_SHARE:
                 continue
             row = int(rows[np.argmax(window.lives.size[rows])])
-            attribute = module.rpartition(".")[2]
-            place = _own_place(window, row, attribute)
+            container, attribute = module.split(".")[-2:]
+            place, line = _own_place(window, row, attribute), 0
+            if place is None:
+                place, line = _place_of_entry(window, row, container, attribute)
             is_own = place is not None
             if place is None and _is_of_library(window, row, attribute):
                 place = place_of(window.frame_of(row))
@@ -67,6 +71,7 @@ class UncalledModules(WasteRule[UncalledModule]):
                     saving=window.replayed(window.whole(rows)),
                     module=module,
                     place=place,
+                    line=line,
                     is_own=is_own,
                 )
 
@@ -85,7 +90,7 @@ class UncalledModules(WasteRule[UncalledModule]):
                 "and nothing in the program's files names it: make the part of the model that is "
                 f"used, or drop this one (`del model.{attribute}`)."
             )
-        yield Advice("del_ref", why, match.place)
+        yield Advice("del_ref", why, match.place, line=match.line)
 
 
 def _uncalled(window: Window) -> dict[str, Ints]:
@@ -125,6 +130,61 @@ def _own_place(window: Window, row: int, attribute: str) -> Place | None:
         is_alone = has_known_bases(place) and mentions(window.programs, attribute) == 1
         return place if is_alone else None
     return None
+
+
+def _place_of_entry(
+    window: Window, row: int, container: str, attribute: str
+) -> tuple[Place | None, int]:
+    """The statement that makes it as an entry of a dictionary of modules, and the line that does.
+
+    ``{"decoder": …}`` or ``self.parts["decoder"] = …``, if no other names that, and the program
+    asks the dictionary for no entry but by a name that is written out.
+    """
+    for frame in window.user_frames(window.stack(row)):
+        place = place_of(frame)
+        line = _line_of_entry(place.statement, attribute) if place is not None else 0
+        if place is None or not line or place.class_ is None:
+            continue
+        is_alone = has_known_bases(place) and mentions(window.programs, attribute) == 1
+        is_known = all(_is_read_by_name(one.tree, container) for one in window.programs)
+        return (place, line) if is_alone and is_known else (None, 0)
+    return None, 0
+
+
+def _line_of_entry(statement: ast.stmt, key: str) -> int:
+    """The line at which a statement makes a module under a key; 0 where it makes none."""
+    entries: list[tuple[ast.expr | None, ast.expr | None]] = []
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Dict):
+            entries += zip(node.keys, node.values, strict=True)
+    for target, value in assigned(statement):
+        if isinstance(target, ast.Subscript):
+            entries.append((target.slice, value))
+    return next(
+        (
+            name.lineno
+            for name, value in entries
+            if isinstance(name, ast.Constant) and name.value == key and isinstance(value, ast.Call)
+        ),
+        0,
+    )
+
+
+def _is_read_by_name(tree: ast.AST, attribute: str) -> bool:
+    """Whether each read of an attribute takes an entry by a constant: ``self.parts["a"]``."""
+    reads = {
+        id(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr == attribute
+        and isinstance(node.ctx, ast.Load)
+    }
+    by_name = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
+    }
+    return reads <= by_name
 
 
 def _is_of_library(window: Window, row: int, attribute: str) -> bool:

@@ -8,11 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.rules.case import Case
-from memprof.rules.registered_buffers import large_buffers, unread_buffer
+from memprof.rules.registered_buffers import (
+    has_known_bases,
+    large_buffers,
+    mentions,
+    registered_in_loop,
+    unread_buffer,
+)
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import place_of
+from memprof.source_code.program import Place, place_of
 from memprof.units import format_bytes
-from memprof.views.window import Window
+from memprof.views.window import Bools, Window
 
 __all__ = ["RULE"]
 
@@ -41,10 +47,14 @@ class UnreadBuffer(WasteRule[MovedBuffer]):
             return
         row = window.main_site(large)
         place = place_of(window.frame_of(row))
-        name = unread_buffer(window.programs, place) if place is not None else ""
+        if place is None:
+            return
+        name = unread_buffer(window.programs, place)
+        mask = large & (window.site == window.site[row])
+        if not name:
+            name, mask = _of_loop(window, mask, row, place)
         if not name:
             return
-        mask = large & (window.site == window.site[row])
         yield MovedBuffer(
             row=row,
             rows=np.flatnonzero(mask),
@@ -64,6 +74,27 @@ class UnreadBuffer(WasteRule[MovedBuffer]):
         why = f"Nothing in the program's files reads `{match.buffer}`, {nbytes}"
         yield Advice("del_ref", f"{why}: leave it out.", case.site)
         yield Advice("right_size", f"{why}; make it no larger than what is used.", case.site)
+
+
+def _of_loop(window: Window, mask: Bools, row: int, place: Place) -> tuple[str, Bools]:
+    """The name of a buffer that a loop registers with others, and its like of other modules.
+
+    Which it is tells the order in which each module's were made. An empty name where it is read.
+    """
+    names = registered_in_loop(place)
+    in_order = np.flatnonzero(mask)[np.argsort(window.lives.alloc[mask], kind="stable")]
+    of_modules = [
+        in_order[window.module[in_order] == module].tolist()
+        for module in np.unique(window.module[mask]).tolist()
+    ]
+    own = np.zeros(len(mask), dtype=bool)
+    if not names or any(len(rows) != len(names) for rows in of_modules):
+        return "", own
+    at = next(rows.index(row) for rows in of_modules if row in rows)
+    if not has_known_bases(place) or mentions(window.programs, names[at]) != 1:
+        return "", own
+    own[[rows[at] for rows in of_modules]] = True
+    return names[at], own
 
 
 RULE = UnreadBuffer()

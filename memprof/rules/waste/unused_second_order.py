@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.idioms import keyword
-from memprof.source_code.program import own_calls, place_of
+from memprof.source_code.idioms import arguments_named, keyword
+from memprof.source_code.program import Place, Program, own_calls, place_of
 from memprof.trace import EMPTY, Action, Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.peak_without import Cuts
@@ -22,6 +22,7 @@ __all__ = ["RULE"]
 
 _LEAST_SHARE = 0.1
 """Of the peak, that the graph has."""
+_ARGUMENT = "create_graph"
 _SAME = 1.25
 """Times as many tensors in the last pass as in the first: more is a derivative of the one before,
 whose graph grows with every pass through it."""
@@ -33,6 +34,8 @@ class SecondOrder(Match):
 
     called_at: Frame | None = None
     """The line of the program from which all of it came, where the function also serves others."""
+    asked_by: Place | None = None
+    """The statement that has the argument."""
 
 
 class UnusedSecondOrder(WasteRule[SecondOrder]):
@@ -60,7 +63,8 @@ class UnusedSecondOrder(WasteRule[SecondOrder]):
         for row in np.flatnonzero(made & stays & window.at_peak).tolist():
             of_way[frames[int(lives.stack[row])]].append(row)
         for way, of_pass in of_way.items():
-            if not way or not _creates_graph(way[0]):
+            asked = _asks_for_graph(window.programs, way[0]) if way else None
+            if asked is None:
                 continue
             depth = len(way) - 1  # of what called the function: none at a script's own level
             within = [s for s, one in frames.items() if one[len(one) - depth :] == way[1:]]
@@ -85,6 +89,7 @@ class UnusedSecondOrder(WasteRule[SecondOrder]):
                     _ended_with_passes(window, np.flatnonzero(graph | cut_off), way)
                 ),
                 called_at=way[1] if way[1:] and _has_other_ways(window, way) else None,
+                asked_by=asked,
             )
 
     def title(self, match: SecondOrder) -> str:  # noqa: ARG002 - every match reads the same
@@ -94,25 +99,36 @@ class UnusedSecondOrder(WasteRule[SecondOrder]):
     def advice(self, match: SecondOrder, case: Case) -> Iterator[Advice]:
         """Leave the graph out."""
         called = match.called_at
+        at = match.asked_by
+        place = case.place_at(at.program.filename, at.line) if at is not None else None
         when = f" where it is called from line {called.line}" if called is not None else ""
         yield Advice(
             "no_create_graph",
             f"`create_graph=True` keeps {format_bytes(match.nbytes)} for gradients of these "
             f"gradients, and none are taken{when}: leave it out there, and detach what the next "
             "pass begins with.",
-            case.site,
+            place or case.site,
         )
 
 
-def _creates_graph(frame: Frame) -> bool:
-    """Whether a line asks for gradients that can be differentiated."""
+def _asks_for_graph(programs: Sequence[Program], frame: Frame) -> Place | None:
+    """The statement by which a line asks for gradients that can be differentiated; None without.
+
+    That is another one where the line hands on keyword arguments that it was given, ``**options``.
+    """
     place = place_of(frame)
     calls = own_calls(place.statement, "grad", "backward") if place is not None else []
-    values = [keyword(call, "create_graph") for call in calls]
-    return any(
-        value is not None and not (isinstance(value, ast.Constant) and value.value is not True)
-        for value in values
-    )
+    values = [keyword(call, _ARGUMENT) for call in calls]
+    if any(value is not None and _may_be_true(value) for value in values):
+        return place
+    if not any(one.arg is None for call in calls for one in call.keywords):
+        return None
+    given = (at for at, value in arguments_named(programs, _ARGUMENT) if _may_be_true(value))
+    return next(given, None)
+
+
+def _may_be_true(value: ast.expr) -> bool:
+    return not isinstance(value, ast.Constant) or value.value is True
 
 
 def _has_other_ways(window: Window, way: tuple[Frame, ...]) -> bool:

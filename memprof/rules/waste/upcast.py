@@ -25,7 +25,7 @@ class Upcast(WasteRule[Match]):
     name = "upcast"
     summary = "a wider copy of a tensor is there beside the tensor"
     fixes = ("narrow_before_cast", "chunk", "mixed_precision")
-    yields_to = ("grown-by-copy", "broadcast", "repeated")
+    yields_to = ("broadcast", "grown-by-copy", "one-hot", "repeated")
 
     def matches(self, window: Window) -> Iterator[Match]:
         """The large tensor of the peak, converted on its line from one of half its bytes."""

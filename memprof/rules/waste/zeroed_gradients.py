@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from memprof.rules.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS
 from memprof.rules.needless_graphs import NeedlessTraining, needless_training
 from memprof.rules.rule import Advice, WasteRule
 from memprof.source_code.zeroed_gradients import ZeroedGradient, zeroed_gradients
+from memprof.trace import Category
 from memprof.units import format_bytes
+from memprof.views.stacks import made_by_lines
 from memprof.views.window import Window
 
 __all__ = ["RULE"]
@@ -34,6 +38,7 @@ class ZeroedGradients(WasteRule[NeedlessTraining]):
             if all((filename, line) not in lines_run for line in one.lines):
                 continue  # it stands in a function that nobody called
             modules = {at for at, path in enumerate(paths) if _is_of(path, one)}
+            modules = modules or _given_gradients(window, one)
             needless = needless_training(window, modules) if modules else None
             if needless is not None:
                 yield replace(needless, zeroed=one)
@@ -55,6 +60,17 @@ class ZeroedGradients(WasteRule[NeedlessTraining]):
         if match.graph:
             kept = f"{format_bytes(match.graph)} of its activations are kept for these gradients."
             yield Advice("no_grad", f"Or call it under `no_grad()`: {kept}", case.site)
+
+
+def _given_gradients(window: Window, zeroed: ZeroedGradient) -> set[int]:
+    """The modules whose gradients are made by the statement itself, ``p.grad = zeros_like(p)``.
+
+    So they are known where the model has no name in the recording, as what is never called.
+    """
+    place = zeroed.place
+    made = made_by_lines(window, place.program.filename, place.lines)
+    made &= (window.category == Category.GRADIENT) & (window.module > 0)
+    return set(np.unique(window.module[made]).tolist())
 
 
 def _is_of(path: str, zeroed: ZeroedGradient) -> bool:

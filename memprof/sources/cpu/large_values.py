@@ -56,9 +56,9 @@ several times: a byte can tell them apart."""
 _SETTLED = 1.25
 """Times as much that is filled: what each step fills a part of has twice as much of it after twice
 the steps."""
-_WHILE, _LEAST_READ, _HARDLY = 0.05, 400, 1.02
-"""Of its steps, in which of so many values that are not zero there are more than times as many, if
-it is filled step by step."""
+_WHILE, _LEAST_MORE, _HARDLY = 0.05, 20, 1.02
+"""Of its steps, in which so many more values of the sample come to be not zero, and more than times
+as many, if it is filled step by step."""
 _FEW_SAME = 1
 """Tensors of the same values: one is by itself."""
 _DENSE = 0.8
@@ -178,7 +178,8 @@ class _Tensor:
         for at, before in self.filled_by_age.items():
             if 0 < 2 * at <= age and now.share <= _SETTLED * before.share:
                 return True
-            is_while = 0 < at <= (1 - _WHILE) * age and min(before.read, now.read) >= _LEAST_READ
+            more = min(before.read, now.read) * (age - at)
+            is_while = 0 < at <= (1 - _WHILE) * age and more >= _LEAST_MORE * age
             if is_while and now.share <= _HARDLY * before.share:
                 return True
         return False

@@ -51,6 +51,24 @@ def test_what_each_step_fills_a_part_of_is_not_settled(tmp_path):
     assert (values["dim"], values["used"]) == (0, STEPS * 32)
 
 
+@pytest.mark.parametrize(("steps_of_filling", "settled"), [(11, 1), (STEPS, 0)])
+def test_what_few_values_are_written_into_is_settled_when_that_ends(
+    steps_of_filling, settled, tmp_path
+):
+    """A table that takes more than half of the program to fill, with a value in a hundred."""
+    rows, width = 1024, 1700
+
+    def fill(table, number):
+        if number < steps_of_filling:
+            first, last = (at * rows // steps_of_filling for at in (number, number + 1))
+            for row in range(first, last):
+                table[row, row % 100 :: 100] = torch.rand(width // 100)
+
+    values = values_of(lambda: torch.zeros(rows, width), tmp_path, fill)
+    assert values["settled"] == settled
+    assert values["dim"] == -1
+
+
 def test_rows_that_are_padded(tmp_path):
     def make():
         lengths = [400 if number == 7 else 20 for number in range(ROWS)]
