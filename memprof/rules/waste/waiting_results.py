@@ -24,10 +24,10 @@ from memprof.source_code.program import (
     with_imported,
 )
 from memprof.source_code.verbs import SAME_VALUES
-from memprof.trace import Category, Frame
+from memprof.trace import Action, Category, Frame
 from memprof.units import format_bytes
 from memprof.views.peak_without import Cuts
-from memprof.views.window import Ints, Window
+from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["RULE"]
 
@@ -74,7 +74,8 @@ class WaitingResultsRule(WasteRule[WaitingResults]):
             if window.share(nbytes) < _LEAST_SHARE or len(there) < _FEWEST:
                 continue
             lasted = lives.free - lives.alloc
-            own = own[2 * lasted[own] >= np.median(lasted[there])]  # a line may make others, too
+            # A line may make others, too; but what goes with those was kept with them.
+            own = _with_those_freed_then(window, own, 2 * lasted[own] >= np.median(lasted[there]))
             if _make_room(window, own):
                 continue
             computed = np.isin(lives.stack, fate.computed) & (lives.requested >= fate.sizes[0])
@@ -125,6 +126,13 @@ class WaitingResultsRule(WasteRule[WaitingResults]):
             "it comes, and keep the result."
         )
         yield Advice("reduce_predictions", why, place or case.site)
+
+
+def _with_those_freed_then(window: Window, rows: Ints, chosen: Bools) -> Ints:
+    """Some rows, and others that are freed with them, before anything else is made."""
+    made = np.flatnonzero(window.trace.events.action == Action.ALLOC)
+    burst = np.searchsorted(made, window.lives.free[rows])
+    return rows[chosen | np.isin(burst, np.unique(burst[chosen]))]
 
 
 def _wide_loss(window: Window, row: int) -> str:
