@@ -551,7 +551,12 @@ def _is_empty(value: ast.expr) -> bool:
 
 
 def checks_for_key(place: Place, container: str) -> bool:
-    """True if the function asks ``key in container`` first: then the container is a cache."""
+    """True if the function asks ``key in container`` first: then the container is a cache.
+
+    Python asks for a mapping's own ``__missing__``.
+    """
+    if place.function is not None and place.function.name == "__missing__" and container == "self":
+        return True
     for node in ast.walk(place.scope):
         container_read: ast.expr | None = None
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
