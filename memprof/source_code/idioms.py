@@ -44,6 +44,7 @@ __all__ = [
     "added_by",
     "alias_of",
     "arguments_named",
+    "attribute_set",
     "checks_for_key",
     "copies_collection",
     "emptied_by",
@@ -96,6 +97,10 @@ _OPTIMIZERS = frozenset(
     )
 )
 """Optimizers of `torch.optim` that have a multi-tensor implementation."""
+
+
+_ATTRIBUTES_BY_KEY = frozenset(("__dict__", "_buffers", "_parameters"))
+"""Mappings of an object with its attributes by their names."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,10 +161,27 @@ def filling(statement: ast.stmt) -> Filling | None:
             return growth
     for target in bound_names(statement):
         if isinstance(target, ast.Subscript) and isinstance(statement, ast.Assign):
+            if attribute_set(target):
+                continue
             inside = isinstance(target.slice, ast.Slice)
             items = _items(statement.value) if inside else ()
             return Filling(ast.unparse(target.value), items or (statement.value,), keyed=not inside)
     return _rebuilt(statement)
+
+
+def attribute_set(target: ast.expr) -> str:
+    """The attribute that a target is, as it is read; else empty.
+
+    ``self.u`` of ``self.u`` itself, and of ``self._buffers["u"]``, which modules read as that.
+    """
+    if isinstance(target, ast.Attribute):
+        return ast.unparse(target)
+    mapping = target.value if isinstance(target, ast.Subscript) else None
+    key = target.slice if isinstance(target, ast.Subscript) else None
+    if not isinstance(mapping, ast.Attribute) or mapping.attr not in _ATTRIBUTES_BY_KEY:
+        return ""
+    is_name = isinstance(key, ast.Constant) and isinstance(key.value, str)
+    return f"{ast.unparse(mapping.value)}.{key.value}" if is_name else ""  # type: ignore[union-attr]
 
 
 def _filled_by(call: ast.Call, statement: ast.stmt) -> Filling | None:
