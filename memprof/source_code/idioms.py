@@ -217,18 +217,21 @@ def _container(receiver: ast.expr) -> ast.expr:
 
 
 def _rebuilt(statement: ast.stmt) -> Filling | None:
-    """``kept += [x]``, ``kept = kept + [x]`` and ``kept = [*kept, x]``; a dict merged with more."""
+    """``kept += [x]``, ``kept = kept + [x]`` and ``kept = [*kept, x]``; a dict merged with more.
+
+    A set's are ``kept |= {x}`` and ``kept = kept | {x}``.
+    """
     container, entries = merged_entries(statement)
     if entries:
         return Filling(container, tuple(value for _, value in entries), keyed=True)
-    if isinstance(statement, ast.AugAssign) and (items := _items(statement.value)):
+    if isinstance(statement, ast.AugAssign) and (items := _added(statement)):
         return Filling(ast.unparse(statement.target), items, keyed=False)
     if not isinstance(statement, ast.Assign):
         return None
     texts = {ast.unparse(target) for target in bound_names(statement)}
     value, items = statement.value, ()
     if isinstance(value, ast.BinOp) and ast.unparse(value.left) in texts:
-        items = _items(value.right)
+        items = _added(value)
         container = ast.unparse(value.left)
     elif isinstance(value, (ast.List, ast.Tuple)):
         starred = [one.value for one in value.elts if isinstance(one, ast.Starred)]
@@ -236,6 +239,16 @@ def _rebuilt(statement: ast.stmt) -> Filling | None:
         items = tuple(one for one in value.elts if not isinstance(one, ast.Starred)) if own else ()
         container = own[0] if own else ""
     return Filling(container, items, keyed=False) if items else None
+
+
+def _added(operation: ast.AugAssign | ast.BinOp) -> tuple[ast.expr, ...]:
+    """The items that a list is written with which an operation adds, or a set's that it unites."""
+    added = operation.value if isinstance(operation, ast.AugAssign) else operation.right
+    if not isinstance(added, (ast.Set, ast.SetComp)):
+        return _items(added)
+    if not isinstance(operation.op, ast.BitOr):
+        return ()
+    return tuple(added.elts) if isinstance(added, ast.Set) else (added.elt,)
 
 
 def merged_entries(statement: ast.stmt) -> tuple[str, list[tuple[ast.expr, ast.expr]]]:
