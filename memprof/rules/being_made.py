@@ -10,7 +10,7 @@ from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Place, called_name, place_of
 from memprof.trace import Frame
 
-__all__ = ["is_of_unowned", "making_statement"]
+__all__ = ["collecting_statement", "is_of_unowned", "making_statement"]
 
 _MAKING = {
     list.__name__: (ast.ListComp, frozenset(("list", "sorted"))),
@@ -38,6 +38,28 @@ def making_statement(holder: Holder, stack: Sequence[Frame]) -> Place | None:
         place = place_of(frame) if frame_kind(frame.filename) is FrameKind.USER else None
         if place is not None and _makes(place, kind, frame.line):
             return place
+    return None
+
+
+def collecting_statement(stack: Sequence[Frame]) -> tuple[Place, ast.expr] | None:
+    """The statement on a stack that collects what an expression makes one by one, and that.
+
+    ``trials = sorted((run(one) for one in settings), key=score)``. None where it is one of a
+    function's arguments, which may be done with each as it comes.
+    """
+    for frame in stack:
+        place = place_of(frame) if frame_kind(frame.filename) is FrameKind.USER else None
+        statement = place.statement if place is not None else None
+        if place is None or not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.Return)):
+            continue
+        value = statement.value
+        functions = {name for _, names in _MAKING.values() for name in names}
+        if isinstance(value, (ast.ListComp, ast.DictComp)):
+            return place, value
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
+            is_making = value.func.id in functions and bool(value.args)
+            if is_making and isinstance(value.args[0], (ast.GeneratorExp, ast.ListComp)):
+                return place, value
     return None
 
 

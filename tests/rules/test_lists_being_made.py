@@ -10,7 +10,7 @@ from memprof.reference_chain import Link, LinkKind, Unowned
 from memprof.rules.ranked_findings import findings
 from memprof.runfile.source_digests import digest_of
 from memprof.testing import TraceBuilder
-from memprof.trace import Frame
+from memprof.trace import Category, Frame
 from tests.rules.recorded import Recording
 
 
@@ -160,3 +160,27 @@ def test_exceptions_that_a_function_returns_are_told(tmp_path):
     run = load(Recording((trace,), more=(held, files)).write(tmp_path / "run.json"))
     growing = [one for one in findings(run) if one.bytes_per_step]
     assert [(one.rule, one.remedies[0].line) for one in growing] == [("stored-exception", 5)]
+
+
+@pytest.mark.parametrize(
+    ("statement", "rules"),
+    [
+        ("trials = sorted((Trial(x) for x in rates), key=score)", ["collected-models"]),
+        ("trials = [Trial(x) for x in rates]", ["collected-models"]),
+        ("best = max((Trial(x) for x in rates), key=score)", ["kept-attribute"]),
+        ("study.run(Trial(x) for x in rates)", ["kept-attribute"]),
+    ],
+)
+def test_objects_with_models_are_told_by_what_collects_them(statement, rules, tmp_path):
+    source = tmp_path / "trials.py"
+    source.write_text(f"def main(rates):\n    {statement}\n")
+    files = SourceFiles([str(source)], [digest_of(source.read_bytes())])
+    trace = TraceBuilder(device="cpu")
+    stack = (Frame("main", str(source), 2),)
+    for step in range(60):
+        trace.label(step=step).alloc(512, "work").free("work")
+        trace.alloc(1 << 20, f"m{step}", stack=stack, category=Category.PARAMETER)
+    run = load(Recording((trace,), more=(files,)).write(tmp_path / "run.json"))
+    growing = [one for one in findings(run) if one.bytes_per_step]
+    assert [one.rule for one in growing] == rules
+    assert [one.remedies[0].line for one in growing] == [2]
