@@ -605,16 +605,32 @@ def checks_for_key(place: Place, container: str) -> bool:
 
 
 def memoizer(place: Place | None) -> ast.expr | None:
-    """The ``lru_cache`` or ``cache`` decorator of the function that a line belongs to."""
+    """The ``lru_cache`` or ``cache`` decorator of the function that a line belongs to.
+
+    Also one by another name: ``memoize = lru_cache(maxsize=None)``.
+    """
     if place is None:
         return None
     nodes = [place.statement, *reversed(place.around)]
     for node in [n for n in nodes if isinstance(n, FUNCTIONS)]:
         for decorator in node.decorator_list:
             bare = decorator.func if isinstance(decorator, ast.Call) else decorator
-            if ast.unparse(bare).split(".")[-1] in ("lru_cache", "cache"):
+            if _memoizes(bare) or any(map(_memoizes, _named_in_file(place, bare))):
                 return decorator
     return None
+
+
+def _memoizes(function: ast.expr) -> bool:
+    called = function.func if isinstance(function, ast.Call) else function
+    return last_name(ast.unparse(called)) in ("lru_cache", "cache")
+
+
+def _named_in_file(place: Place, name: ast.expr) -> Iterator[ast.expr]:
+    """What the file itself, and none of its functions, assigns to a name."""
+    for node in place.program.tree.body if isinstance(name, ast.Name) else ():
+        for target, value in assigned(node):
+            if value is not None and ast.unparse(target) == ast.unparse(name):
+                yield value
 
 
 def is_autograd_function(place: Place | None) -> bool:
