@@ -35,7 +35,7 @@ class RegisteredCallback(GrowthRule[Callbacks]):
     name = "registered-callback"
     summary = "registered callbacks keep what they belong to or close over"
     fixes = ("weakref", "remove_hook")
-    yields_to = ("unbounded-dict", "kept-graph")
+    yields_to = ("unbounded-dict", "kept-graph", "kept-method")
 
     def match(self, case: Case) -> Callbacks | None:
         """A container whose items are bound methods, or functions that close over something."""
