@@ -36,6 +36,7 @@ __all__ = [
     "followed",
     "gathered_part",
     "newest_read",
+    "overwritten",
     "part_read",
 ]
 
@@ -59,6 +60,7 @@ _CHOOSING = frozenset(("argmax", "batched_nms", "nms", "topk"))
 _OF_ROWS = frozenset(("softmax", "log_softmax", "cross_entropy"))
 """Functions of each row's values: of one value for each row nobody asks them."""
 _NAMESPACES = frozenset(("F", "torch", "torch.nn.functional", "nn.functional"))
+_OVERWRITING = frozenset(("copy_", "fill_", "zero_"))
 _SORTS = frozenset(("argsort", "sort"))
 
 
@@ -723,8 +725,9 @@ def _own_nodes(scope: ast.AST, dead: set[ast.AST]) -> Iterator[ast.AST]:
 def newest_read(programs: Sequence[Program], joining: Place, name: str) -> ast.Subscript | None:
     """The slice from the end that every read of what a statement joins takes: ``bank[-n:]``.
 
-    The statement's own read is what is joined; what asks for the shape alone reads nothing. An
-    attribute goes by its last name, in all files of the program. None where anything else is read.
+    The statement's own read is what is joined; what asks for the shape alone, or overwrites a part,
+    reads nothing. An attribute goes by its last name, in all files of the program. None where
+    anything else is read.
     """
     last = name.rpartition(".")[2]
     trees = [one.tree for one in programs] if "." in name else [joining.scope]
@@ -732,8 +735,9 @@ def newest_read(programs: Sequence[Program], joining: Place, name: str) -> ast.S
     parts: dict[str, ast.Subscript] = {}
     for tree in trees:
         parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        passed = own | overwritten(tree)
         for node, above in parents.items():
-            if id(node) in own or not _is_read(node, name, last):
+            if id(node) in passed or not _is_read(node, name, last):
                 continue
             if isinstance(above, ast.Attribute) and above.attr in _OF_SHAPE:
                 continue
@@ -741,6 +745,23 @@ def newest_read(programs: Sequence[Program], joining: Place, name: str) -> ast.S
                 return None
             parts[ast.unparse(above.slice)] = above
     return next(iter(parts.values())) if len(parts) == 1 else None
+
+
+def overwritten(tree: ast.AST) -> set[int]:
+    """Identities of expressions of which parts are overwritten: ``bank[-n:] = x``, or by methods.
+
+    ``bank`` of ``bank[-n:].copy_(x)``.
+    """
+    parts = [one for one in ast.walk(tree) if isinstance(one, ast.Subscript)]
+    written = {id(one.value) for one in parts if isinstance(one.ctx, ast.Store)}
+    receivers = {
+        id(node.func.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in _OVERWRITING
+    }
+    return written | {id(one.value) for one in parts if id(one) in receivers}
 
 
 def _is_read(node: ast.AST, name: str, last: str) -> bool:
