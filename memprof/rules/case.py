@@ -14,7 +14,7 @@ from memprof.reference_chain import THROUGH_GRAPH, LinkKind
 from memprof.rules.finding import Kind, RuleFinding
 from memprof.run import Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.source_code.idioms import growing, is_cut_off
+from memprof.source_code.idioms import attribute_set, growing, is_cut_off, last_name
 from memprof.source_code.program import (
     Place,
     Program,
@@ -190,7 +190,7 @@ class Case:
             for program in (self.programs if names else ())
             for node in program.nodes
             if isinstance(node, ast.Assign)
-            and any(isinstance(t, ast.Attribute) and t.attr in names for t in node.targets)
+            and any(last_name(attribute_set(target)) in names for target in node.targets)
             and (place := self.place_at(program.filename, node.lineno)) is not None
             and place.class_ is not None
             and place.function is not None

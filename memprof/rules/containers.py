@@ -57,6 +57,8 @@ __all__ = [
 ]
 
 _FAR_MORE = 2
+_ITSELF = ("self", "super()")
+"""The object in its own methods."""
 _FEW_KEYS = 64
 """Of a container whose items are kept to a length each: classes, say, and no ever new names."""
 _ITEM_OR_NEW = frozenset(("get", "setdefault"))
@@ -80,11 +82,18 @@ class FilledContainer:
         container = max(self.holder.links, key=breadth, default=None)
         return container is not None and container.type_name in _MODULES
 
+    @property
+    def is_object(self) -> bool:
+        """Whether an object of the program's own class is the container, and fills itself."""
+        return self.filling.container in _ITSELF
+
     def __str__(self) -> str:
         """Say that it grows, and how long it is, where that was seen."""
         length = max(self.holder.links, key=breadth).length if self.holder.links else -1
         size = f" ({length} items)" if length > 0 else ""
-        return f"`{self.filling.container}`{size} only grows"
+        own = self.place.class_.name if self.place.class_ is not None else ""
+        name = own if own and self.is_object else self.filling.container
+        return f"`{name}`{size} only grows"
 
 
 def filled_container(case: Case) -> FilledContainer | None:
@@ -105,7 +114,11 @@ def filled_container(case: Case) -> FilledContainer | None:
             continue
         filling = growing(place)
         if filling is None or isinstance(place.statement, FUNCTIONS):
-            place = _filling_statement(place) or _filled_elsewhere(place, holder, case)
+            place = (
+                _filling_statement(place)
+                or _filled_by_own_class(holder, case)
+                or _filled_elsewhere(place, holder, case)
+            )
             filling = growing(place)
         if place is not None and filling is not None:
             return FilledContainer(holder, place, filling)
@@ -283,7 +296,7 @@ def has_fixed_keys(container: FilledContainer) -> bool:
 def taken_at(container: FilledContainer) -> list[int]:
     """Lines of the same class, or file, that take single entries out of a container by its name."""
     place, name = container.place, container.filling.container
-    own = place.class_ if name.startswith("self.") else None
+    own = place.class_ if name in _ITSELF or name.startswith("self.") else None
     tree: ast.AST = own if own is not None else place.program.tree
     lines = set()
     for node in nodes_of(tree):
@@ -309,6 +322,25 @@ def gradient_of_data(holder: Holder) -> bool:
     return any(
         link.kind == LinkKind.GRAD and link.type_name == "Tensor" for link in below_item(holder)
     )
+
+
+def _filled_by_own_class(holder: Holder, case: Case) -> Place | None:
+    """The statement by which an object that is a container fills itself: ``self[key] = made``.
+
+    In a method of its class, where that is one of the program's.
+    """
+    at = largest_container(holder.links)
+    class_name = holder.links[at].type_name.rpartition(".")[2] if at is not None else ""
+    for program in case.programs if class_name else ():
+        for class_ in program.classes():
+            for node in ast.walk(class_) if class_.name == class_name else ():
+                place = program.place(node) if isinstance(node, (ast.Expr, ast.Assign)) else None
+                filling = growing(place)
+                if place is None or filling is None or filling.container not in _ITSELF:
+                    continue
+                if place.class_ is class_:
+                    return place
+    return None
 
 
 def _filled_elsewhere(place: Place, holder: Holder, case: Case) -> Place | None:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from memprof.reference_chain import LinkKind
+from memprof.records import Holder
+from memprof.reference_chain import LinkKind, above_graph, is_field
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice
 from memprof.rules.source_facts import serves_training
@@ -53,6 +54,7 @@ __all__ = [
 
 OF_ERRORS = frozenset({LinkKind.EXCEPTION, LinkKind.TRACEBACK, LinkKind.FRAME, LinkKind.LOG_RECORD})
 """Links by which a failed call keeps its variables: what they hold is not meant to stay."""
+_FAR_MORE = 2
 _LEAST_TENSORS = 8
 """Of a shorter time it cannot be said that no backward pass comes in it."""
 _STEPPING = ("backward", "grad", "step", "enable_grad", "set_grad_enabled")
@@ -102,9 +104,19 @@ def of_many_steps(case: Case) -> bool:
         place = case.place_of(holder)
         if place is not None and growing(place) is None and any(read_by_itself(place)):
             continue  # a dict of weights, made of those of the step before
+        if growing(place) is None and _is_in_record(holder, case.finding.growth.times):
+            continue  # a dict with a few entries, of which one is a state
         if LinkKind.ITEM in kinds and LinkKind.AUTOGRAD_NODE in kinds[kinds.index(LinkKind.ITEM) :]:
             return True
     return False
+
+
+def _is_in_record(holder: Holder, steps: int) -> bool:
+    """Whether all that is between a name and a graph is dicts of far fewer entries than steps."""
+    links = above_graph(holder.links)
+    items = [link for link in links if link.kind == LinkKind.ITEM]
+    are_few = (is_field(link) and _FAR_MORE * link.length < steps for link in items)
+    return bool(items) and all(are_few)
 
 
 def retaining(case: Case, *others: Place) -> Iterator[Advice]:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from memprof.chain_description import keeper
 from memprof.records import GuessedSteps, Holder, Site
 from memprof.reference_chain import LinkKind, largest_container
+from memprof.rules.being_made import is_of_unowned, making_statement
 from memprof.rules.between_windows import StacklessGroup, stackless_group, with_stackless
 from memprof.rules.beyond_windows import beyond_windows, lengthening
 from memprof.rules.containers import is_cycle_around_bounded, is_kept_short, is_of_key
@@ -36,9 +37,10 @@ from memprof.rules.other_names import by_containers
 from memprof.rules.recorded_methods import recorded_method
 from memprof.rules.same_holder import holder_key
 from memprof.rules.small_views import SMALL_PART, alike, share_shown
+from memprof.rules.unread_fields import unread_field_of_made
 from memprof.run import DeviceRun, Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.source_code.program import called_name, place_of, program_of
+from memprof.source_code.program import place_of, program_of
 from memprof.source_code.torch_modes import without_gradients
 from memprof.trace import EMPTY, NOT_RECORDED, Category, Frame, Phase
 from memprof.units import format_bytes
@@ -64,11 +66,11 @@ _OF_A_GRAPH = 3
 """Modules that made what nothing is known to hold: fewer may return what a library keeps."""
 _FEW_MODELS = 6
 """Times that a model was kept: five folds, or an ensemble of five, end there."""
-_MAKING_LISTS = frozenset(("list", "sorted"))
-"""Functions that make a list of what they are handed one by one."""
+_OF_ERRORS = frozenset({LinkKind.EXCEPTION, LinkKind.TRACEBACK})
 _BOUNDED_WHOLES = 0.5
 """The same where each item keeps the graph that made it, the large storage that it is a small view
-of, or the object whose method is memoized or recorded: that was hardly meant to be kept."""
+of, the object whose method is memoized or recorded, the calls that an exception came through, or
+what nothing reads: that was hardly meant to be kept."""
 
 
 def leaks(examination: Examination) -> tuple[RuleFinding, ...]:
@@ -156,28 +158,6 @@ def _is_registry(holder: Holder) -> bool:
     return above is not None and bool(above.releases) and not above.filename
 
 
-def _is_of_unowned_list(holder: Holder) -> bool:
-    """Whether a list has it that no object refers to."""
-    unowned = holder.links[0].unowned if holder.links else None
-    return unowned is not None and unowned.owner == list.__name__
-
-
-def _is_in_comprehension(frame: Frame) -> bool:
-    """Whether a line of the program lies in a list that an expression makes."""
-    if frame_kind(frame.filename) is not FrameKind.USER:
-        return False
-    place = place_of(frame)
-    lists = (
-        node
-        for node in ast.walk(place.statement if place is not None else ast.Module([], []))
-        if isinstance(node, ast.ListComp) or called_name(node) in _MAKING_LISTS
-    )
-    return any(
-        isinstance(node, ast.expr) and node.lineno <= frame.line <= (node.end_lineno or node.lineno)
-        for node in lists
-    )
-
-
 @dataclass(slots=True, eq=False)
 class _Leak:
     """One cluster on its way to a finding."""
@@ -208,7 +188,7 @@ class _Leak:
     @property
     def fills_a_container(self) -> bool:
         """Whether what holds it can hold so much and no more, and keeps nothing besides."""
-        if self.is_made_of_bounded or (self._is_being_made() and not self._is_of_methods()):
+        if self.is_made_of_bounded or (self._is_being_made() and not self._is_hardly_meant()):
             return True
         return self._is_bounded() and not (
             self._is_of_graphs() or self._is_of_small_views() or self._is_of_keys()
@@ -219,18 +199,29 @@ class _Leak:
 
         It is bound to a name, handed over or joined when it is whole: ``cat([f(x) for x in xs])``.
         """
-        if not any(_is_of_unowned_list(one) for one in self.cluster.holders[:1]):
-            return False
-        stack = self.survival.tables.stack(self.cluster.groups[0].stack)
-        return any(map(_is_in_comprehension, stack))
+        holder, stack = self.holder, self._stack()
+        is_list = holder is not None and is_of_unowned(holder, list)
+        return holder is not None and is_list and making_statement(holder, stack) is not None
 
-    def _is_of_methods(self) -> bool:
-        """Whether records have it by a method each, which nobody keeps for the object it is of."""
-        stack = self.survival.tables.stack(self.cluster.groups[0].stack)
+    def _stack(self) -> tuple[Frame, ...]:
+        return self.survival.tables.stack(self.cluster.groups[0].stack)
+
+    def _is_hardly_meant(self) -> bool:
+        """Whether each item keeps it by what nobody keeps it for.
+
+        By a record's method that nothing calls, by a field that nothing reads, or by an exception.
+        """
+        holder, stack = self.holder, self._stack()
+        if holder is None:
+            return False
+        if any(link.kind in _OF_ERRORS for link in holder.links):
+            return True
         files = dict.fromkeys(frame.filename for frame in stack if not frame.changed)
         programs = [one for one in map(program_of, files) if one is not None]
-        holders = self.cluster.holders[:1]
-        return any(recorded_method(one.links, programs) is not None for one in holders)
+        if recorded_method(holder.links, programs) is not None:
+            return True
+        made = making_statement(holder, stack)
+        return made is not None and unread_field_of_made(holder, made, programs) is not None
 
     def is_made_anew_of(self, containers: set[str]) -> bool:
         """Whether it is replaced by a larger one each time, made of containers of these names."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from memprof.reference_chain import LinkKind
+from memprof.reference_chain import Link, LinkKind
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause
 from memprof.source_code.idioms import last_name
@@ -24,6 +24,8 @@ class KeepingIterator(Cause):
     is_tee: bool
     name: str
     """By which it is held, as the statement writes it; empty where it is held by none."""
+    is_of_tuple: bool = False
+    """It is an item that cannot be deleted."""
 
 
 def keeping_iterator(case: Case) -> KeepingIterator | None:
@@ -34,9 +36,10 @@ def keeping_iterator(case: Case) -> KeepingIterator | None:
             continue
         at = kinds.index(LinkKind.ITERATOR)
         place = case.link_place(LinkKind.ITERATOR) or case.place_of(holder)
-        name = holder.links[at - 1].name if at else ""
         is_tee = holder.links[at].type_name == "tee"
-        return KeepingIterator(place, is_tee, _as_written(place, name))
+        name = _name_of(holder.links[:at], place)
+        is_of_tuple = at > 0 and holder.links[at - 1].type_name == "tuple"
+        return KeepingIterator(place, is_tee, name, is_of_tuple)
     return None
 
 
@@ -55,9 +58,19 @@ def advice_on_iterator(cause: KeepingIterator) -> Iterator[Advice]:
         "del_ref",
         f"`itertools.tee` keeps all that one branch has passed on and the other has not, and "
         f"{name} lags behind: let go of it when it has been read"
-        + (f" (`del {cause.name}`)." if cause.name else "."),
+        + (f" (`del {cause.name}`)." if cause.name and not cause.is_of_tuple else "."),
         cause.place,
     )
+
+
+def _name_of(links: Sequence[Link], place: Place | None) -> str:
+    """What a chain ends with, as it is read: ``self.peek``, or an item of that."""
+    if not links:
+        return ""
+    if links[-1].kind is not LinkKind.ITEM:
+        return _as_written(place, links[-1].name)
+    container = _name_of(links[:-1], place)
+    return f"{container}[{links[-1].name}]" if container else ""
 
 
 def _as_written(place: Place | None, name: str) -> str:

@@ -25,14 +25,20 @@ def recorded_method(
 ) -> tuple[ast.Attribute, Place] | None:
     """The one reference to a bound method that a record has in a field, where no program calls it.
 
-    None without one. Methods that the largest container has for its own items are registered there.
+    None without one. Methods that the largest container has for its own items are registered there,
+    unless the reference stands among results of other methods of its object.
     """
     registry = largest_container(links)
     for at, (above, link) in enumerate(pairwise(links)):
-        if link.kind is not LinkKind.BOUND_METHOD or at == registry:
+        if link.kind is not LinkKind.BOUND_METHOD:
+            continue
+        method = link.type_name.rpartition(".")[2]
+        if at == registry:
+            reference = _among_results(programs, method)
+            if reference is not None:
+                return reference
             continue
         field = _field(above, programs)
-        method = link.type_name.rpartition(".")[2]
         if not field or any(_is_called(node, field, method) for p in programs for node in p.nodes):
             continue
         references = list(_references(programs, method))
@@ -51,6 +57,53 @@ def _references(programs: Sequence[Program], name: str) -> Iterator[tuple[ast.At
             place = program.place(node) if isinstance(node.ctx, ast.Load) else None
             if place is not None:
                 yield node, place
+
+
+def _among_results(programs: Sequence[Program], name: str) -> tuple[ast.Attribute, Place] | None:
+    """The one reference to a method in a row of what other methods of its object return.
+
+    ``(("loss", job.fit(x)), ("size", job.size))``, where the program calls nothing that it takes
+    out of a container.
+    """
+    references = list(_references(programs, name))
+    if len(references) != 1 or any(_calls_items(program) for program in programs):
+        return None
+    reference, place = references[0]
+    receiver = ast.unparse(reference.value)
+    for row in ast.walk(place.statement):
+        if not isinstance(row, (ast.Tuple, ast.List)):
+            continue
+        pairs = [one.elts if isinstance(one, (ast.Tuple, ast.List)) else [one] for one in row.elts]
+        own = next((pair for pair in pairs if reference in pair), None)
+        at = own.index(reference) if own is not None else 0
+        others = [pair[at] for pair in pairs if pair is not own and len(pair) > at]
+        if own is not None and any(_is_result_of(one, receiver) for one in others):
+            return reference, place
+    return None
+
+
+def _is_result_of(value: ast.expr, receiver: str) -> bool:
+    is_method = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute)
+    return is_method and ast.unparse(value.func.value) == receiver  # type: ignore[attr-defined]
+
+
+def _calls_items(program: Program) -> bool:
+    """Whether a file calls items: ``for callback in callbacks: callback()``."""
+    through = {
+        name.id
+        for node in program.nodes
+        if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension))
+        for name in ast.walk(node.target)
+        if isinstance(name, ast.Name)
+    }
+    return any(
+        isinstance(node, ast.Call)
+        and (
+            isinstance(node.func, ast.Subscript)
+            or (isinstance(node.func, ast.Name) and node.func.id in through)
+        )
+        for node in program.nodes
+    )
 
 
 def _field(link: Link, programs: Sequence[Program]) -> str:

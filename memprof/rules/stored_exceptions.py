@@ -54,8 +54,9 @@ def stored_exception(case: Case, *, raises: bool = False) -> StoredException | N
     """
     if LinkKind.LOG_RECORD in case.links or not (raises or case.links & {*_STORED}):
         return None
+    is_stored = bool(case.links & {*_STORED})
     for frame, place in [*case.frames, *_frames_of_tracebacks(case)]:
-        statement = exception_store(frame)
+        statement = exception_store(frame, returned=is_stored)
         if statement is not None:
             return StoredException(place.program.place(statement))
     return StoredException(None)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memprof.records import Holder
-from memprof.reference_chain import Link, LinkKind, is_field
+from memprof.reference_chain import Link, LinkKind, is_field, largest_container
 from memprof.rules.rule import Advice
-from memprof.source_code.program import Place, Program
+from memprof.source_code.entries_read import is_entry_unread
+from memprof.source_code.program import Place, Program, bound_names
 from memprof.source_code.unread_fields import (
     attributes_of_entry,
     entry_given_at,
@@ -17,10 +19,18 @@ from memprof.source_code.unread_fields import (
     is_own_class,
 )
 
-__all__ = ["UnreadField", "generated_part", "unread_field"]
+__all__ = [
+    "UnreadField",
+    "generated_part",
+    "unread_entry",
+    "unread_field",
+    "unread_field_of_made",
+]
 
 _GENERATED = "generate"
 """The function whose results an `UnreadField` is of, as its owner."""
+_DICTS = "dict"
+"""The same of entries of plain dicts."""
 _SHOWN = {"cache": "past_key_values"}
 """Attributes of such results by the names that programs know them by."""
 
@@ -60,6 +70,12 @@ class UnreadField:
                 "items keep: keep what is read of it (`sequences`, say), and ask for no more."
             )
             return Advice("del_ref", why, self.place, line=self.line)
+        if self.owner == _DICTS:
+            why = (
+                f"Nothing reads the `{self.name}` that each of {self.items} dicts keeps: leave it "
+                "out, or keep of it what is read."
+            )
+            return Advice("del_ref", why, self.place, line=self.line)
         why = (
             f"Nothing reads the `{self.name}` of `{self.owner}`, which {self.items} items keep: "
             "leave it out, or keep of it what is read."
@@ -82,6 +98,37 @@ def unread_field(holder: Holder, programs: Sequence[Program]) -> UnreadField | N
         if field is not None:
             return field
     return None
+
+
+def unread_entry(
+    holder: Holder, place: Place, container: ast.expr, programs: Sequence[Program]
+) -> UnreadField | None:
+    """The entry by which dicts in a container keep what is held, if nothing ever reads that.
+
+    The container as an expression is known by at a place.
+    """
+    at = largest_container(holder.links)
+    below = holder.links[at + 1 :] if at is not None else ()
+    if at is None or not below or not is_field(below[0]) or below[0].type_name != _DICTS:
+        return None
+    key = below[0].name.strip("'\"")
+    given = entry_given_at(programs, key)
+    if given is None or not is_entry_unread(place, container, key, programs):
+        return None
+    return UnreadField(key, _DICTS, holder.links[at].length, *given)
+
+
+def unread_field_of_made(
+    holder: Holder, made: Place, programs: Sequence[Program]
+) -> UnreadField | None:
+    """The attribute or entry that nothing reads, of the items of what a statement is making.
+
+    Of what the statement binds to one name.
+    """
+    names = bound_names(made.statement)
+    if len(names) != 1:
+        return None
+    return unread_field(holder, programs) or unread_entry(holder, made, names[0], programs)
 
 
 def _of_items(items: int, below: Sequence[Link], programs: Sequence[Program]) -> UnreadField | None:

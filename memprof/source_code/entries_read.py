@@ -7,7 +7,7 @@ through the program with the dicts in it; where these are read as a whole, nothi
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from memprof.source_code.dataflow import Flow
@@ -33,12 +33,14 @@ from memprof.source_code.scopes import (
 from memprof.source_code.values import values_of
 from memprof.source_code.verbs import EMPTYING, FILLING, SAME_VALUES
 
-__all__ = ["EntryRead", "entry_read"]
+__all__ = ["EntryRead", "entry_read", "is_entry_unread"]
 
 _OF_SHAPE = frozenset(("device", "dtype", "ndim", "shape", "size"))
 _OF_PARTS = frozenset(("index_select", "narrow", "select"))
 """What takes whole rows, as a batch does, is no reduction of them."""
 _OF_LISTS = (FILLING | EMPTYING | {"count", "index", "reverse", "get", "setdefault"}) - {"update"}
+_OF_MAPPINGS = frozenset(("items", "keys", "values"))
+_WRITTEN_OUT = (ast.Constant, ast.Slice)
 _PASSING = frozenset(
     (
         *("choice", "choices", "enumerate", "iter", "list", "next", "reversed", "sample"),
@@ -103,6 +105,38 @@ def entry_read(place: Place, key: str, programs: Sequence[Program]) -> EntryRead
     if not texts or put is None:
         return None
     return EntryRead(tuple(dict.fromkeys(texts)), *put)
+
+
+def is_entry_unread(
+    place: Place, container: ast.expr, key: str, programs: Sequence[Program]
+) -> bool:
+    """Whether nothing reads the entry of a key, of dicts that a container has at a place.
+
+    Neither by the key, wherever it stands, nor the dicts as a whole.
+    """
+    files = sorted({place.program, *programs}, key=lambda program: program.filename)
+    if any(_names_key(node, key) for program in files for node in program.nodes):
+        return False
+    flow = _HeldByName(syntax_of(tuple(files)), through=False, container=ast.unparse(container))
+    flow.give(container, tuple(node for node in place.around if isinstance(node, FUNCTIONS)))
+    is_followed = not flow.follow().is_lost and flow.returning <= flow.source.called_names
+    return is_followed and flow.is_read_by_keys
+
+
+def _names_key(node: ast.AST, key: str) -> bool:
+    """Whether a node has a key as a text, other than to write an entry; or unpacks a dict."""
+    if isinstance(node, ast.Call):
+        unpacks = any(one.arg is None for one in node.keywords)
+        return unpacks or _is_among(key, (*node.args, *(one.value for one in node.keywords)))
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        return False
+    if isinstance(node, ast.Dict):
+        return None in node.keys or _is_among(key, node.values)
+    return _is_among(key, ast.iter_child_nodes(node))
+
+
+def _is_among(key: str, nodes: Iterable[ast.AST]) -> bool:
+    return any(isinstance(one, ast.Constant) and one.value == key for one in nodes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,6 +213,34 @@ class _Held(Flow):
                 is_entry = isinstance(given, ast.Constant) and given.value == key
                 if is_entry and self.carries(node.func.value, scopes):
                     yield node
+
+
+@dataclass(eq=False)
+class _HeldByName(_Held):
+    """The same of a mapping of dicts: what goes through its values reads none of them whole."""
+
+    container: str = ""
+    """As written."""
+
+    def _returns(self, call: ast.Call, scopes: Scopes) -> bool:
+        return self._is_of_container(call.func) or super()._returns(call, scopes)
+
+    def _hands_on(self, node: ast.AST, scopes: Scopes) -> bool:
+        if called_name(node) == "print":
+            return False
+        return self._is_of_container(node) or super()._hands_on(node, scopes)
+
+    def _is_known(self, node: ast.AST, scopes: Scopes) -> bool:
+        if isinstance(node, ast.Subscript) and not isinstance(node.slice, _WRITTEN_OUT):
+            is_own = ast.unparse(node.value) == self.container
+            if not is_own and self.carries(node.value, scopes):
+                return False  # ``for key in answer: show(answer[key])``
+        return super()._is_known(node, scopes)
+
+    def _is_of_container(self, node: ast.AST) -> bool:
+        """``answers.values``, or ``answers.items``."""
+        is_whole = isinstance(node, ast.Attribute) and node.attr in _OF_MAPPINGS
+        return is_whole and ast.unparse(node.value) == self.container  # type: ignore[attr-defined]
 
 
 def _reductions(

@@ -11,24 +11,29 @@ from memprof.trace import Frame
 __all__ = ["exception_store"]
 
 
-def exception_store(frame: Frame) -> ast.stmt | None:
-    """The statement that stores the exception, in a handler around a frame's line; else None."""
+def exception_store(frame: Frame, *, returned: bool = False) -> ast.stmt | None:
+    """The statement that stores the exception, in a handler around a frame's line; else None.
+
+    ``returned`` where one that is returned is known to be stored by who called.
+    """
     place = place_of(frame)
     for node in reversed(place.around if place is not None else ()):
         if isinstance(node, FUNCTIONS):
             return None
         if isinstance(node, ast.Try) and any(_inside(s, frame.line) for s in node.body):
             for handler in node.handlers:
-                statement = _store_in(handler)
+                statement = _store_in(handler, returned=returned)
                 if statement is not None:
                     return statement
     return None
 
 
-def _store_in(handler: ast.ExceptHandler) -> ast.stmt | None:
+def _store_in(handler: ast.ExceptHandler, *, returned: bool) -> ast.stmt | None:
     for block in handler.body:
         for statement in ast.walk(block):
-            if not isinstance(statement, (ast.Assign, ast.Expr)):
+            if not isinstance(statement, (ast.Assign, ast.Expr, ast.Return)):
+                continue
+            if statement.value is None or (isinstance(statement, ast.Return) and not returned):
                 continue
             values = [statement.value]
             if isinstance(statement, ast.Expr):  # errors.append(error)

@@ -44,6 +44,7 @@ __all__ = [
     "added_by",
     "alias_of",
     "arguments_named",
+    "attribute_set",
     "checks_for_key",
     "copies_collection",
     "emptied_by",
@@ -96,6 +97,10 @@ _OPTIMIZERS = frozenset(
     )
 )
 """Optimizers of `torch.optim` that have a multi-tensor implementation."""
+
+
+_ATTRIBUTES_BY_KEY = frozenset(("__dict__", "_buffers", "_parameters"))
+"""Mappings of an object with its attributes by their names."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,10 +161,27 @@ def filling(statement: ast.stmt) -> Filling | None:
             return growth
     for target in bound_names(statement):
         if isinstance(target, ast.Subscript) and isinstance(statement, ast.Assign):
+            if attribute_set(target):
+                continue
             inside = isinstance(target.slice, ast.Slice)
             items = _items(statement.value) if inside else ()
             return Filling(ast.unparse(target.value), items or (statement.value,), keyed=not inside)
     return _rebuilt(statement)
+
+
+def attribute_set(target: ast.expr) -> str:
+    """The attribute that a target is, as it is read; else empty.
+
+    ``self.u`` of ``self.u`` itself, and of ``self._buffers["u"]``, which modules read as that.
+    """
+    if isinstance(target, ast.Attribute):
+        return ast.unparse(target)
+    mapping = target.value if isinstance(target, ast.Subscript) else None
+    key = target.slice if isinstance(target, ast.Subscript) else None
+    if not isinstance(mapping, ast.Attribute) or mapping.attr not in _ATTRIBUTES_BY_KEY:
+        return ""
+    is_name = isinstance(key, ast.Constant) and isinstance(key.value, str)
+    return f"{ast.unparse(mapping.value)}.{key.value}" if is_name else ""  # type: ignore[union-attr]
 
 
 def _filled_by(call: ast.Call, statement: ast.stmt) -> Filling | None:
@@ -195,18 +217,21 @@ def _container(receiver: ast.expr) -> ast.expr:
 
 
 def _rebuilt(statement: ast.stmt) -> Filling | None:
-    """``kept += [x]``, ``kept = kept + [x]`` and ``kept = [*kept, x]``; a dict merged with more."""
+    """``kept += [x]``, ``kept = kept + [x]`` and ``kept = [*kept, x]``; a dict merged with more.
+
+    A set's are ``kept |= {x}`` and ``kept = kept | {x}``.
+    """
     container, entries = merged_entries(statement)
     if entries:
         return Filling(container, tuple(value for _, value in entries), keyed=True)
-    if isinstance(statement, ast.AugAssign) and (items := _items(statement.value)):
+    if isinstance(statement, ast.AugAssign) and (items := _added(statement)):
         return Filling(ast.unparse(statement.target), items, keyed=False)
     if not isinstance(statement, ast.Assign):
         return None
     texts = {ast.unparse(target) for target in bound_names(statement)}
     value, items = statement.value, ()
     if isinstance(value, ast.BinOp) and ast.unparse(value.left) in texts:
-        items = _items(value.right)
+        items = _added(value)
         container = ast.unparse(value.left)
     elif isinstance(value, (ast.List, ast.Tuple)):
         starred = [one.value for one in value.elts if isinstance(one, ast.Starred)]
@@ -214,6 +239,16 @@ def _rebuilt(statement: ast.stmt) -> Filling | None:
         items = tuple(one for one in value.elts if not isinstance(one, ast.Starred)) if own else ()
         container = own[0] if own else ""
     return Filling(container, items, keyed=False) if items else None
+
+
+def _added(operation: ast.AugAssign | ast.BinOp) -> tuple[ast.expr, ...]:
+    """The items that a list is written with which an operation adds, or a set's that it unites."""
+    added = operation.value if isinstance(operation, ast.AugAssign) else operation.right
+    if not isinstance(added, (ast.Set, ast.SetComp)):
+        return _items(added)
+    if not isinstance(operation.op, ast.BitOr):
+        return ()
+    return tuple(added.elts) if isinstance(added, ast.Set) else (added.elt,)
 
 
 def merged_entries(statement: ast.stmt) -> tuple[str, list[tuple[ast.expr, ast.expr]]]:
@@ -566,7 +601,12 @@ def _is_empty(value: ast.expr) -> bool:
 
 
 def checks_for_key(place: Place, container: str) -> bool:
-    """True if the function asks ``key in container`` first: then the container is a cache."""
+    """True if the function asks ``key in container`` first: then the container is a cache.
+
+    Python asks for a mapping's own ``__missing__``.
+    """
+    if place.function is not None and place.function.name == "__missing__" and container == "self":
+        return True
     for node in ast.walk(place.scope):
         container_read: ast.expr | None = None
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
@@ -580,16 +620,32 @@ def checks_for_key(place: Place, container: str) -> bool:
 
 
 def memoizer(place: Place | None) -> ast.expr | None:
-    """The ``lru_cache`` or ``cache`` decorator of the function that a line belongs to."""
+    """The ``lru_cache`` or ``cache`` decorator of the function that a line belongs to.
+
+    Also one by another name: ``memoize = lru_cache(maxsize=None)``.
+    """
     if place is None:
         return None
     nodes = [place.statement, *reversed(place.around)]
     for node in [n for n in nodes if isinstance(n, FUNCTIONS)]:
         for decorator in node.decorator_list:
             bare = decorator.func if isinstance(decorator, ast.Call) else decorator
-            if ast.unparse(bare).split(".")[-1] in ("lru_cache", "cache"):
+            if _memoizes(bare) or any(map(_memoizes, _named_in_file(place, bare))):
                 return decorator
     return None
+
+
+def _memoizes(function: ast.expr) -> bool:
+    called = function.func if isinstance(function, ast.Call) else function
+    return last_name(ast.unparse(called)) in ("lru_cache", "cache")
+
+
+def _named_in_file(place: Place, name: ast.expr) -> Iterator[ast.expr]:
+    """What the file itself, and none of its functions, assigns to a name."""
+    for node in place.program.tree.body if isinstance(name, ast.Name) else ():
+        for target, value in assigned(node):
+            if value is not None and ast.unparse(target) == ast.unparse(name):
+                yield value
 
 
 def is_autograd_function(place: Place | None) -> bool:

@@ -37,6 +37,7 @@ __all__ = [
     "followed",
     "gathered_part",
     "newest_read",
+    "overwritten",
     "part_read",
 ]
 
@@ -63,6 +64,7 @@ _NAMESPACES = frozenset(("F", "torch", "torch.nn.functional", "nn.functional"))
 _SELECTING = frozenset(("narrow", "select"))
 _OF_POSITIONS = ("1", "-2")
 """The dimension behind that of the batch, or before that of a layer's features."""
+_OVERWRITING = frozenset(("copy_", "fill_", "zero_"))
 _SORTS = frozenset(("argsort", "sort"))
 
 
@@ -756,8 +758,9 @@ def _own_nodes(scope: ast.AST, dead: set[ast.AST]) -> Iterator[ast.AST]:
 def newest_read(programs: Sequence[Program], joining: Place, name: str) -> ast.Subscript | None:
     """The slice from the end that every read of what a statement joins takes: ``bank[-n:]``.
 
-    The statement's own read is what is joined; what asks for the shape alone reads nothing. An
-    attribute goes by its last name, in all files of the program. None where anything else is read.
+    The statement's own read is what is joined; what asks for the shape alone, or overwrites a part,
+    reads nothing. An attribute goes by its last name, in all files of the program. None where
+    anything else is read.
     """
     last = name.rpartition(".")[2]
     trees = [one.tree for one in programs] if "." in name else [joining.scope]
@@ -765,8 +768,9 @@ def newest_read(programs: Sequence[Program], joining: Place, name: str) -> ast.S
     parts: dict[str, ast.Subscript] = {}
     for tree in trees:
         parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        passed = own | overwritten(tree)
         for node, above in parents.items():
-            if id(node) in own or not _is_read(node, name, last):
+            if id(node) in passed or not _is_read(node, name, last):
                 continue
             if isinstance(above, ast.Attribute) and above.attr in _OF_SHAPE:
                 continue
@@ -774,6 +778,23 @@ def newest_read(programs: Sequence[Program], joining: Place, name: str) -> ast.S
                 return None
             parts[ast.unparse(above.slice)] = above
     return next(iter(parts.values())) if len(parts) == 1 else None
+
+
+def overwritten(tree: ast.AST) -> set[int]:
+    """Identities of expressions of which parts are overwritten: ``bank[-n:] = x``, or by methods.
+
+    ``bank`` of ``bank[-n:].copy_(x)``.
+    """
+    parts = [one for one in ast.walk(tree) if isinstance(one, ast.Subscript)]
+    written = {id(one.value) for one in parts if isinstance(one.ctx, ast.Store)}
+    receivers = {
+        id(node.func.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in _OVERWRITING
+    }
+    return written | {id(one.value) for one in parts if id(one) in receivers}
 
 
 def _is_read(node: ast.AST, name: str, last: str) -> bool:

@@ -12,7 +12,7 @@ from torch import nn
 import memprof
 from memprof.loading import load
 from memprof.reference_chain import Link, LinkKind
-from memprof.rules.finding import Kind
+from memprof.rules.finding import Growth, Kind
 from memprof.rules.ranked_findings import findings
 from tests.rules.bench import Bench
 from tests.rules.recorded import findings_of
@@ -289,3 +289,39 @@ def test_a_memory_that_fills_up_keeps_its_own_graphs(tmp_path):
     (found, *_) = findings(load(tmp_path / "run.json"))
     assert found.rule != "carried-state"
     assert found.remedies[0].code == "memory.append((seen, action, following))"
+
+
+STREAM = """
+class Cell(Module):
+    def forward(self, x, h=None):
+        h = tanh(self.mix(cat([x, h], -1)))
+        return {"y": self.out(h), "h": h}
+
+def stream(cell, xs):
+    kwargs = {}
+    for x in xs:
+        res = cell(x, **kwargs)
+        KWARGS
+"""
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "length", "code"),
+    [
+        ('kwargs = {"h": res["h"]}', 2, 'kwargs = {"h": res["h"]}'),
+        ('kwargs = {"h": res["h"]}', 50, ""),  # it may be results by name, each with its graph
+    ],
+)
+def test_a_state_in_a_dict_is_carried_on_by_who_calls_the_model(bench, kwargs, length, code):
+    bench.write(STREAM.replace("KWARGS", kwargs))
+    links = [
+        Link(LinkKind.LOCAL, "res", "stream"),
+        Link(LinkKind.ITEM, "'h'", "dict", length=length, is_record=True),
+        Link(LinkKind.AUTOGRAD_NODE, nodes=(("TanhBackward0", 64),)),
+        Link(LinkKind.SAVED_TENSOR, "result", "TanhBackward0"),
+    ]
+    held = bench.holder("res = cell(x, **kwargs)", *links)
+    growth = Growth(times=60, kept_itself=0.0)
+    advice = bench.advise("h = tanh", held, growth=growth)
+    carried = [bench.lines[one.line - 1].strip() for one in advice if one.rule == "carried-state"]
+    assert carried == ([code] if code else [])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 import torch
 
+from memprof.reference_chain import Link, LinkKind
+from tests.rules.bench import Bench
 from tests.rules.recorded import findings_of
 
 WIDTH = 64
@@ -112,3 +115,32 @@ def test_a_small_set_beside_it_is_no_reason_to_keep_it(tmp_path):
 def test_what_a_list_has_as_well_is_not_kept_by_the_iterator(tmp_path):
     found = findings_of(full_from_the_second_round([]), tmp_path / "run.json", steps=60)
     assert all(one.minor or one.rule != "resident" for one in found)
+
+
+PEEKABLE = """
+class Peekable:
+    def __init__(self, source):
+        self.stream, *self.peeks = itertools.tee(source, 2)
+
+def batches(n):
+    for _ in range(n):
+        yield torch.zeros(64, 64)
+"""
+
+
+@pytest.mark.parametrize(
+    ("type_name", "deleting"), [("list", " (`del self.peeks[0]`)"), ("tuple", "")]
+)
+def test_a_branch_in_a_container_is_named_as_an_item(type_name, deleting, tmp_path):
+    bench = Bench(tmp_path).write(PEEKABLE)
+    links = [
+        Link(LinkKind.LOCAL, "peekable", "main"),
+        Link(LinkKind.ATTRIBUTE, "peeks", "Peekable"),
+        Link(LinkKind.ITEM, "0", type_name, length=1),
+        Link(LinkKind.ITERATOR, type_name="tee"),
+    ]
+    first = bench.advise("yield", bench.holder("itertools.tee", *links))[0]
+    assert (first.rule, first.fix) == ("kept-by-iterator", "del_ref")
+    assert (
+        f"`self.peeks[0]` lags behind: let go of it when it has been read{deleting}." in first.why
+    )

@@ -40,6 +40,21 @@ class Table(Splats):
             group["params"] = [self.points]
 
 
+class Updated(Splats):
+    """The same with the group as a dict, updated."""
+
+    def __init__(self):
+        self.points = nn.Parameter(torch.rand(WIDTH, WIDTH))
+        self.trainer = torch.optim.Adam([self.points], 0.01)
+
+    def step(self, number):
+        self.points.square().sum().backward()
+        self.trainer.step()
+        self.points = nn.Parameter(self.points.detach().clone())
+        for group in self.trainer.param_groups:
+            group.update(params=[self.points])
+
+
 class Swapped(Splats):
     """Its states go with the parameters; what grows is a list of old values."""
 
@@ -66,6 +81,10 @@ def fires_with_a_new_list():
     return Table().step
 
 
+def fires_with_an_update():
+    return Updated().step
+
+
 def looks_alike():
     return Swapped().step
 
@@ -75,6 +94,7 @@ def looks_alike():
     [
         (fires, 'self.optimizer.param_groups[0]["params"][0] = new', "self.optimizer.state[old]"),
         (fires_with_a_new_list, 'group["params"] = [self.points]', "optimizer.state[old]"),
+        (fires_with_an_update, "group.update(params=[self.points])", "optimizer.state[old]"),
     ],
 )
 def test_the_line_that_replaces_a_parameter_is_to_delete_its_state(program, code, cut, tmp_path):

@@ -47,6 +47,30 @@ def looks_alike():
     return step
 
 
+def fires_on_an_entry():
+    """The same with dicts."""
+    rows = []
+
+    def step(number):
+        out = torch.rand(WIDTH, WIDTH)
+        rows.append({"surety": out.max().item(), "whole_logits": out})
+        return sum(one["surety"] for one in rows)
+
+    return step
+
+
+def hands_on():
+    """Each dict is handed on as a whole."""
+    rows = []
+
+    def step(number):
+        out = torch.rand(WIDTH, WIDTH)
+        rows.append({"doubt": out.min().item(), "whole_scores": out})
+        return torch.utils.data.default_collate(rows[-1:])
+
+    return step
+
+
 def test_the_items_stay_and_the_field_goes(tmp_path):
     (found,) = findings_of(fires, tmp_path / "run.json")
     first = found.remedies[0]
@@ -59,3 +83,15 @@ def test_the_items_stay_and_the_field_goes(tmp_path):
 
 def test_what_is_read_is_none(tmp_path):
     assert "unread-field" not in names(looks_alike, tmp_path / "run.json")
+
+
+def test_an_entry_that_nothing_reads_goes(tmp_path):
+    (found,) = findings_of(fires_on_an_entry, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert found.rule == first.rule == "unread-field"
+    assert (first.fix, first.saves_bytes) == ("del_ref", WIDTH * WIDTH * 4)
+    assert first.code == 'rows.append({"surety": out.max().item(), "whole_logits": out})'
+
+
+def test_what_is_handed_on_may_be_read(tmp_path):
+    assert "unread-field" not in names(hands_on, tmp_path / "run.json")

@@ -174,6 +174,69 @@ def test_a_state_of_a_librarys_class_is_reset_where_it_is_computed(text, tmp_pat
     assert "`reset()` would empty it" in first.why
 
 
+COLLECTION = DISTANCE.replace("Distance()", "Collection({'fid': Distance()})")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (COLLECTION, "value = self.distances.compute()"),
+        # of an object of the program's own a method of the same name is another one
+        (f"{COLLECTION}\n\nclass Collection:\n    pass\n", "self.real.append(real)"),
+    ],
+)
+def test_a_part_of_a_collection_is_reset_where_that_is_computed(text, code, tmp_path):
+    bench = Bench(tmp_path).write(text.replace("self.distance.", "self.distances."))
+    links = (
+        Link(LinkKind.ATTRIBUTE, "distances", "Module"),
+        Link(LinkKind.MODULE_ATTRIBUTE, "fid.real", "Collection", releases=("reset",)),
+        Link(LinkKind.ITEM, "29", "list", length=61),
+    )
+    holder = bench.holder("self.real.append(real)", *links)
+    first = bench.advise("self.distances.update(batch)", holder)[0]
+    assert (first.rule, first.fix, first.code) == ("unreset-metric", "reset_metric", code)
+
+
+PROPERTY = """\
+class Metric:
+    def __init__(self):
+        self.clear()
+
+    def clear(self):
+        self.preds, self.targets = [], []
+
+    def update(self, preds, targets):
+        self.preds += [preds]
+        self.targets += [targets]
+
+    @property
+    def value(self):
+        return (torch.cat(self.preds) - torch.cat(self.targets)).abs().mean().item()
+
+
+def validate(net, loader):
+    metric = Metric()
+    for epoch in range(8):
+        for x, y in loader:
+            metric.update(net(x), y)
+        print(metric.value)
+"""
+
+
+def test_a_property_computes_as_well(tmp_path):
+    bench = Bench(tmp_path).write(PROPERTY)
+    links = (
+        Link(LinkKind.LOCAL, "metric", "validate"),
+        Link(LinkKind.ATTRIBUTE, "targets", "Metric"),
+        Link(LinkKind.ITEM, "15", "list", length=31),
+    )
+    holder = bench.holder("self.targets += [targets]", *links)
+    first = bench.advise("metric.update(net(x), y)", holder)[0]
+    assert (first.rule, first.fix) == ("unreset-metric", "reset_metric")
+    assert first.code == "print(metric.value)"
+    assert "`clear()` would empty it" in first.why
+
+
 @pytest.mark.parametrize("text", [OWN_STATE, OWN_RESET, OF_ALL, ANOTHER])
 def test_what_the_library_does_not_know_of_or_is_reset_is_emptied_otherwise(text, tmp_path):
     assert advised(tmp_path, text).fix == "clear_container"

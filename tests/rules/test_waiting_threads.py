@@ -96,3 +96,51 @@ def test_each_thread_is_to_be_told_to_end(tmp_path):
 def test_what_a_list_keeps_is_no_thread_s(tmp_path):
     found = findings_of(looks_alike, tmp_path / "run.json")[0]
     assert found.rule != "waiting-threads"
+
+
+class Shard(threading.Thread):
+    """Starts itself."""
+
+    def __init__(self, number):
+        super().__init__(daemon=True, name=f"shard {number}")
+        self.inbox, self.ready = queue.Queue(maxsize=2), threading.Event()
+        self.start()
+
+    def run(self):
+        buffer = torch.zeros(WIDTH, WIDTH)
+        while True:
+            item = self.inbox.get()
+            if item is None:
+                return
+            buffer.fill_(item)
+            self.ready.set()
+
+
+def shards(*, ends):
+    def program():
+        kept = []
+
+        def step(number):
+            shard = Shard(number)
+            shard.inbox.put(number)
+            shard.ready.wait()
+            if ends:
+                shard.inbox.put(None)
+                shard.join()
+                kept.append(torch.zeros(WIDTH, WIDTH))
+
+        return step
+
+    return program
+
+
+def test_threads_of_an_own_class_are_ended_where_they_are_made(tmp_path):
+    found = findings_of(shards(ends=False), tmp_path / "run.json", steps=24)[0]
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("waiting-threads", "release")
+    assert first.code == "shard = Shard(number)"
+
+
+def test_threads_of_an_own_class_that_end_are_none(tmp_path):
+    found = findings_of(shards(ends=True), tmp_path / "run.json", steps=24)[0]
+    assert found.rule != "waiting-threads"

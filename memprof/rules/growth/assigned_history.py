@@ -13,6 +13,7 @@ from memprof.rules.graph_lines import behind_calls
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import (
     accumulation,
+    attribute_set,
     growing,
     is_autograd_function,
     read_by_itself,
@@ -58,7 +59,7 @@ class AssignedHistory(GrowthRule[Assigned]):
             statement = place.statement
             if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or statement.value is None:
                 continue
-            names = [t for t in bound_names(statement) if isinstance(t, ast.Attribute)]
+            names = [name for one in bound_names(statement) if (name := attribute_set(one))]
             if not names or accumulation(place) is not None or is_autograd_function(place):
                 continue
             if growing(place) is not None:
@@ -66,7 +67,7 @@ class AssignedHistory(GrowthRule[Assigned]):
             if not loaded_names(statement.value) - _MAKING_CONTAINERS:
                 continue  # settings that are written out
             if not any(read_by_itself(place)) and not is_new_tensor(statement.value):
-                return Assigned(place, ast.unparse(names[0]), statement.value)
+                return Assigned(place, names[0], statement.value)
         return None
 
     def advice(self, cause: Assigned, case: Case) -> Iterator[Advice]:

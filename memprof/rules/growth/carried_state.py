@@ -67,14 +67,19 @@ class CarriedState(GrowthRule[StateUpdate]):
             return None
         if any(map(is_moving_average, (*case.places, *behind_calls(case)))):
             return None  # that is what goes on with its graph, whatever else a loop carries
-        states = (
+        states = [
             StateUpdate(p, name, tuple(reads))
             for p in near
             for name, reads in read_by_itself(p)
             if _outlives_call(p, name) and not _joins_what_is_cut_off(p, name)
             if not (_is_of_other_function(p, name, case) or _is_within_step(p, name, case))
-        )
-        return next(states, None) or _by_other_names(near) or _of_any_loop(case)
+        ]
+        # What a model is given and returns is carried by who calls it.
+        states.sort(key=lambda one: _is_in_forward(one.place))
+        state = next(iter(states), None)
+        if state is None or _is_in_forward(state.place):
+            state = _by_other_names(near) or state
+        return state or _of_any_loop(case)
 
     def advice(self, cause: StateUpdate, case: Case) -> Iterator[Advice]:
         """Hand it over without its graph."""
@@ -108,10 +113,12 @@ def _is_pass_without_holder(case: Case) -> bool:
 def _is_of_other_function(place: Place, name: str, case: Case) -> bool:
     """Whether an attribute keeps the graph, and a variable is of a forward that does not set it."""
     functions = {id(one.function) for one in case.assignments}
-    in_forward = place.function is not None and place.function.name == "forward"
-    return (
-        "." not in name and in_forward and bool(functions) and id(place.function) not in functions
-    )
+    is_local = "." not in name and _is_in_forward(place)
+    return is_local and bool(functions) and id(place.function) not in functions
+
+
+def _is_in_forward(place: Place) -> bool:
+    return place.function is not None and place.function.name == "forward"
 
 
 def _is_within_step(place: Place, name: str, case: Case) -> bool:

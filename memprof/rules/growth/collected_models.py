@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from memprof.records import Holder
 from memprof.reference_chain import LinkKind
+from memprof.rules.being_made import collecting_statement
 from memprof.rules.case import Case
 from memprof.rules.containers import (
     FilledContainer,
@@ -33,7 +35,15 @@ class Models(Cause):
     origin: Place
 
 
-class CollectedModels(GrowthRule[Models]):
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelsOfExpression(Cause):
+    """The statement whose expression makes models one by one, and how that begins."""
+
+    place: Place
+    call: str
+
+
+class CollectedModels(GrowthRule[Models | ModelsOfExpression]):
     """`models.append(model)` in a loop over folds, where only the scores are read afterwards."""
 
     name = "collected-models"
@@ -41,8 +51,13 @@ class CollectedModels(GrowthRule[Models]):
     fixes = ("del_ref",)
     yields_to = ("unbounded-dict", "kept-graph", "unreset-metric", "registered-callback")
 
-    def match(self, case: Case) -> Models | None:
-        """A container in whose items parts of a model or of an optimizer lie."""
+    def match(self, case: Case) -> Models | ModelsOfExpression | None:
+        """A container in whose items parts of a model or of an optimizer lie.
+
+        Where a search found no holder, the expression that is making one.
+        """
+        if case.of_model and not case.finding.holders and case.finding.growth.has_parameters:
+            return _of_expression(case)
         container = filled_container(case) if case.of_model else None
         if container is None or container.is_module:
             return None  # parts of one model, such as adapters, are no models
@@ -50,8 +65,17 @@ class CollectedModels(GrowthRule[Models]):
             return None
         return Models(container, _origin(container, case))
 
-    def advice(self, cause: Models, case: Case) -> Iterator[Advice]:
+    def advice(self, cause: Models | ModelsOfExpression, case: Case) -> Iterator[Advice]:
         """Keep what is read of them."""
+        if isinstance(cause, ModelsOfExpression):
+            more = ", and the states of its optimizer with it" if all(_shares(case)) else ""
+            yield Advice(
+                "del_ref",
+                f"`{cause.call}` collects objects that each keep a whole model{more}: have each "
+                "give its score or its weights alone, and keep the best.",
+                cause.place,
+            )
+            return
         last_links = {holder.links[-1].kind for holder in case.finding.holders}
         parameters, states = _shares(case)
         if last_links == {LinkKind.OPTIMIZER_STATE} and not case.finding.growth.has_parameters:
@@ -67,6 +91,16 @@ class CollectedModels(GrowthRule[Models]):
         else:
             keeps = "whole models: keep the last or the best of them, or their scores or files"
             yield Advice("del_ref", f"{cause.container}, and keeps {keeps}.", cause.origin)
+
+
+def _of_expression(case: Case) -> ModelsOfExpression | None:
+    """The expression that makes what stays, one by one, on the way to all that was made."""
+    collecting = collecting_statement(case.finding.stack)
+    if collecting is None:
+        return None
+    place, value = collecting
+    call = f"{ast.unparse(value.func)}(…)" if isinstance(value, ast.Call) else "[… for …]"
+    return ModelsOfExpression(place, call)
 
 
 def _is_of_gradients(case: Case, holder: Holder) -> bool:

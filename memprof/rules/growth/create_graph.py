@@ -11,7 +11,7 @@ from memprof.reference_chain import THROUGH_GRAPH, LinkKind
 from memprof.rules.case import Case
 from memprof.rules.graph_lines import on_the_way
 from memprof.rules.rule import Advice, Cause, GrowthRule
-from memprof.source_code.idioms import keyword, written_entries
+from memprof.source_code.idioms import keyword, last_name, written_entries
 from memprof.source_code.program import Place, Program, calls_in
 from memprof.source_code.values import values_of
 from memprof.trace import Category
@@ -21,6 +21,8 @@ __all__ = ["RULE"]
 
 _OF_MODEL = frozenset({LinkKind.MODULE_ATTRIBUTE, LinkKind.PARAMETER, LinkKind.BUFFER})
 _SETTING = "create_graph"
+_POSITION = 2
+"""Of the setting among the arguments of ``Tensor.backward``, from 0."""
 _WITH_OWNER = 2
 """Links: the variable, and what it is."""
 _BY_GRADIENT = frozenset({LinkKind.GRAD, LinkKind.CPP_CYCLE, LinkKind.CYCLE})
@@ -97,7 +99,7 @@ def _calls_within(program: Program, scope: ast.AST) -> Iterator[ast.Call]:
         place = program.place(call)
         if place is None:
             continue
-        setting = keyword(call, _SETTING)
+        setting = keyword(call, _SETTING) or _by_position(call)
         unpacked = [
             value
             for one in call.keywords
@@ -109,6 +111,17 @@ def _calls_within(program: Program, scope: ast.AST) -> Iterator[ast.Call]:
         settings = [setting] if setting is not None else unpacked
         if any(_is_true(one) for value in settings for one in _meanings(place, value)):
             yield call
+
+
+def _by_position(call: ast.Call) -> ast.expr | None:
+    """The third argument of a tensor's method, the fourth of ``torch.autograd.backward``."""
+    of_torch = isinstance(call.func, ast.Name) or (
+        isinstance(call.func, ast.Attribute)
+        and last_name(ast.unparse(call.func.value)) == "autograd"
+    )
+    at = _POSITION + of_torch
+    is_known = not any(isinstance(one, ast.Starred) for one in call.args)
+    return call.args[at] if is_known and len(call.args) > at else None
 
 
 def _meanings(place: Place, value: ast.expr) -> list[ast.expr]:

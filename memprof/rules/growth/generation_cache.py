@@ -12,6 +12,7 @@ from memprof.rules.containers import filled_container
 from memprof.rules.graph_lines import on_the_way
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import growing, grown_by_concatenation
+from memprof.source_code.parts_read import overwritten
 from memprof.source_code.program import Place, calls_in
 from memprof.source_code.verbs import JOINING
 
@@ -76,8 +77,13 @@ def _has_one_each(case: Case) -> bool:
 
 
 def _is_read_below(place: Place, name: str) -> bool:
-    """Whether the function goes on to read a name after the statement that binds it again."""
-    return any(node.lineno > place.line for node in _reads(place.scope, name))
+    """Whether the function goes on to read a name after the statement that binds it again.
+
+    To overwrite a part of it is no reading.
+    """
+    written = overwritten(place.scope)
+    reads = (node for node in _reads(place.scope, name) if id(node) not in written)
+    return any(node.lineno > place.line for node in reads)
 
 
 def _is_joined(place: Place, container: str) -> bool:

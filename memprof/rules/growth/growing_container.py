@@ -136,7 +136,8 @@ def _as_it_comes(cause: GrownContainer, case: Case, why: str) -> Iterator[Advice
             )
             yield Advice("reduce_predictions", how, place)
             return
-        if "." not in cause.container.filling.container:  # else it may be meant for a reader
+        is_variable = "." not in cause.container.filling.container
+        if is_variable and not cause.container.is_object:  # else it may be meant for a reader
             how = (
                 f"{why}, and no operator computed anything more of what was made there before it "
                 "went: leave out what is not read."

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from memprof.records import Holder
 from memprof.reference_chain import CYCLES, Link, LinkKind, largest_container
@@ -14,7 +15,14 @@ from memprof.rules.graph_lines import is_forward
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import growing, last_name
-from memprof.source_code.program import FUNCTIONS, Place, calls_in, loaded_names, own_calls
+from memprof.source_code.program import (
+    FUNCTIONS,
+    Place,
+    arguments,
+    calls_in,
+    loaded_names,
+    own_calls,
+)
 
 __all__ = ["RULE"]
 
@@ -22,6 +30,8 @@ _MOSTLY = 0.5
 """Of the bytes, that are there without a graph: else it is to be cut off."""
 _OF_EVERY_STEP = 0.75
 """Of the steps that made what grows, from which a list has an item of nearly each."""
+_FUNCTION_LINKS = frozenset({LinkKind.BOUND_METHOD, LinkKind.CLOSURE, LinkKind.PARTIAL})
+"""Links from a function to what it keeps."""
 _DEEPEST = 4
 """Functions that are gone through, from the one that registers to a loop."""
 _FASTER = 1.5
@@ -258,7 +268,40 @@ def _registration(case: Case) -> Place | None:
             where = place.program.place(call)
             if where is not None and _registers(where.statement):
                 return where
-    return None
+    return _registration_of_function(case)
+
+
+def _registration_of_function(case: Case) -> Place | None:
+    """The one statement of the program that registers the function that the chain has as its hook.
+
+    By its name, that of the function which defines it, or that of which it is a partial.
+    """
+    names = {name for holder in case.finding.holders for name in _functions_of_hooks(holder.links)}
+    if not names:
+        return None
+    places = {}
+    for program in case.programs:
+        for call in calls_in(program.tree):
+            place = program.place(call) if _is_registration(call) else None
+            if place is not None and names & set(_functions_given(place, call)):
+                places[program.filename, place.line] = place
+    return next(iter(places.values())) if len(places) == 1 else None
+
+
+def _functions_of_hooks(links: Sequence[Link]) -> Iterator[str]:
+    """The names of functions that are hooks in a chain: ``store`` of a ``partial of store``."""
+    for above, link in pairwise(links):
+        if above.kind is LinkKind.HOOK and link.kind in _FUNCTION_LINKS:
+            yield last_name(link.type_name.rpartition(" ")[2])
+
+
+def _functions_given(place: Place, call: ast.Call) -> Iterator[str]:
+    """The names that a call is handed, and those of functions defined in what these name."""
+    for argument in arguments(call):
+        for node in ast.walk(argument):
+            name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
+            for function in place.program.functions(name) if name else ():
+                yield from (one.name for one in ast.walk(function) if isinstance(one, FUNCTIONS))
 
 
 def _registers(statement: ast.stmt) -> bool:
@@ -266,18 +309,18 @@ def _registers(statement: ast.stmt) -> bool:
 
 
 def _has_registration(node: ast.AST) -> bool:
-    return any(
-        isinstance(call.func, ast.Attribute)
-        and call.func.attr.startswith("register_")
-        and "hook" in call.func.attr
-        for call in calls_in(node)
-    )
+    return any(map(_is_registration, calls_in(node)))
+
+
+def _is_registration(call: ast.Call) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    return name.startswith("register_") and "hook" in name
 
 
 def _closed_over(place: Place, call: ast.Call) -> set[str]:
     """Names that the hook function reads: a lambda's, or those of a function defined near by."""
     names: set[str] = set()
-    for argument in call.args:
+    for argument in arguments(call):
         if isinstance(argument, ast.Name):
             for function in place.program.functions(argument.id):
                 names |= loaded_names(function)

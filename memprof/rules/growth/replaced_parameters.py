@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause, GrowthRule
-from memprof.source_code.program import Place, bound_names
+from memprof.source_code.idioms import written_entries
+from memprof.source_code.program import Place, bound_names, called_name
 
 __all__ = ["RULE"]
 
@@ -87,12 +88,23 @@ def _has_run(case: Case, place: Place) -> bool:
 
 def _changed_name(node: ast.AST, attribute: str) -> str | None:
     """The optimizer whose groups a statement changes, "" where it has no name; else None."""
+    if attribute == "param_groups" and isinstance(node, ast.Call):
+        return _updated_name(node)
     for target in bound_names(node) if isinstance(node, (ast.Assign, ast.AugAssign)) else ():
         if attribute == "param_groups" and _is_in_group(target):
             return _of_attribute(target, attribute)
         if isinstance(target, ast.Subscript) and _of_attribute(target, attribute):
             return _of_attribute(target, attribute)
     return None
+
+
+def _updated_name(call: ast.Call) -> str | None:
+    """The same of ``group.update(params=[new])`` and ``group.update({"params": [new]})``."""
+    if called_name(call) != "update" or not isinstance(call.func, ast.Attribute):
+        return None
+    keys = [one.arg for one in call.keywords]
+    keys += [_text(key) for one in call.args for key, _ in written_entries(one)]
+    return _of_attribute(call.func.value, "param_groups") if "params" in keys else None
 
 
 def _is_in_group(target: ast.expr) -> bool:
@@ -102,6 +114,10 @@ def _is_in_group(target: ast.expr) -> bool:
             return True
         target = target.value
     return False
+
+
+def _text(key: ast.expr) -> str:
+    return str(key.value) if isinstance(key, ast.Constant) else ""
 
 
 def _of_attribute(target: ast.expr, attribute: str) -> str:

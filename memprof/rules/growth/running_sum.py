@@ -11,10 +11,12 @@ from memprof.rules.finding import Kind
 from memprof.rules.graph_lines import behind_calls, holding_places, running_sum
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.rules.source_facts import is_number, makes_number
-from memprof.source_code.idioms import Accumulation
+from memprof.source_code.idioms import Accumulation, last_name
 from memprof.source_code.patch import Edit, diff, wrapped
-from memprof.source_code.program import Place
+from memprof.source_code.program import Place, Program, bound_names, called_name, calls_in
 from memprof.source_code.values import goes_backward, is_python_number, used_as_tensor
+from memprof.trace import Phase
+from memprof.views.window import Window
 
 __all__ = ["RULE"]
 
@@ -27,25 +29,48 @@ class Sum(Cause):
     added: Accumulation
 
 
-class RunningSum(GrowthRule[Sum]):
+@dataclass(frozen=True, slots=True, eq=False)
+class Reduction(Cause):
+    """The statement that has a function of the library add values up, and what these are."""
+
+    place: Place
+    values: ast.expr
+    has_backward_pass: bool
+    """The job has one, of anything."""
+
+
+class RunningSum(GrowthRule[Sum | Reduction]):
     """`total = total + loss` with a loss that has a graph."""
 
     name = "running-sum"
     summary = "a sum over the steps keeps the graph of every value added"
-    fixes = ("item", "detach")
+    fixes = ("item", "detach", "no_grad")
 
-    def match(self, case: Case) -> Sum | None:
-        """A sum where a holder is filled, or where the tensors are made."""
+    def match(self, case: Case) -> Sum | Reduction | None:
+        """A sum where a holder is filled, or where the tensors are made.
+
+        Where all that is known is a graph, the one that ``functools.reduce`` adds up.
+        """
         if not (case.graph or case.finding.kind is Kind.HOST_GROWTH):
             return None
         for place in (*holding_places(case), *behind_calls(case)):
             addition = running_sum(place)
             if addition is not None and not is_python_number(addition.value, case.everywhere):
                 return Sum(place, addition)
-        return None
+        return _reduction(case)
 
-    def advice(self, cause: Sum, case: Case) -> Iterator[Advice]:
+    def advice(self, cause: Sum | Reduction, case: Case) -> Iterator[Advice]:
         """The number where nothing needs the tensor, else the tensor without its graph."""
+        if isinstance(cause, Reduction):
+            why = (
+                f"The sum hangs on the graph of every value of `{ast.unparse(cause.values)}`: have "
+                "them come without their graphs"
+            )
+            if cause.has_backward_pass:
+                yield Advice("detach", f"{why} (`.detach()`).", cause.place)
+            else:
+                yield Advice("no_grad", f"{why}, under `torch.no_grad()`.", cause.place)
+            return
         place, value = cause.place, cause.added.value
         host = case.finding.kind is Kind.HOST_GROWTH
         what = "graph nodes in host memory" if host else "every step's activations"
@@ -75,6 +100,58 @@ class RunningSum(GrowthRule[Sum]):
             patch=detach_patch,
             otherwise=True,
         )
+
+
+def _reduction(case: Case) -> Reduction | None:
+    """The only ``functools.reduce(operator.add, values)`` of the program, if it is no loss."""
+    if case.finding.kind is not Kind.HOST_GROWTH or case.finding.holders:
+        return None
+    windows = [one for device in case.examination.devices for one in device.windows]
+    programs = list({one.filename: one for window in windows for one in window.programs}.values())
+    reductions = [
+        Reduction(place, call.args[1], _has_backward_pass(windows))
+        for program in programs
+        for call in calls_in(program.tree, "reduce")
+        if len(call.args) > 1 and _is_addition(call.args[0])
+        if _come_as_tensors(call.args[1], programs)
+        if (place := program.place(call)) is not None
+    ]
+    if len(reductions) != 1:
+        return None
+    place = reductions[0].place
+    names = [ast.unparse(target) for target in bound_names(place.statement)]
+    if len(names) != 1 or goes_backward(place, names[0], programs):
+        return None
+    return reductions[0]
+
+
+def _come_as_tensors(values: ast.expr, programs: Sequence[Program]) -> bool:
+    """Whether a generator, the program's own or an expression, computes values one by one.
+
+    And no Python numbers, as far as the source shows.
+    """
+    if isinstance(values, ast.GeneratorExp):
+        given = [values.elt]
+    else:
+        functions = [f for one in programs for f in one.functions(called_name(values))]
+        nodes = [node for function in functions for node in ast.walk(function)]
+        given = [one.value for one in nodes if isinstance(one, ast.Yield) and one.value is not None]
+    return bool(given) and all(
+        isinstance(one, (ast.Call, ast.Name, ast.BinOp)) and not is_python_number(one, programs)
+        for one in given
+    )
+
+
+def _has_backward_pass(windows: Sequence[Window]) -> bool:
+    phases = {label.phase for window in windows for label in window.trace.tables.labels}
+    return Phase.BACKWARD in phases
+
+
+def _is_addition(function: ast.expr) -> bool:
+    """``operator.add``, or ``lambda total, value: total + value``."""
+    if isinstance(function, ast.Lambda):
+        return isinstance(function.body, ast.BinOp) and isinstance(function.body.op, ast.Add)
+    return last_name(ast.unparse(function)) in ("add", "iadd")
 
 
 def _each(parts: Sequence[ast.expr], suffix: str) -> list[Edit]:

@@ -6,11 +6,12 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memprof.reference_chain import CYCLES, THROUGH_GRAPH, LinkKind, largest_container
+from memprof.reference_chain import CYCLES, THROUGH_GRAPH, Link, LinkKind, largest_container
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import growing, last_name
 from memprof.source_code.program import Place, bound_names, called_name, calls_in
+from memprof.source_code.verbs import FILLING
 
 __all__ = ["RULE"]
 
@@ -29,6 +30,8 @@ class Keys(Cause):
     """The keys are arguments of calls, whose results the dict is to remember."""
     of_values: bool = False
     """The values grow: none is ever replaced, as each has a tensor of its own for a key."""
+    of_set: bool = False
+    """They are a set's, which is only asked what is in it."""
 
 
 class TensorKey(GrowthRule[Keys]):
@@ -57,6 +60,9 @@ class TensorKey(GrowthRule[Keys]):
                     container = filling.container if filling is not None else ""
                     place = _key_made(place) or place
                     return Keys(place, container, link.length, are_tensors=True, of_calls=True)
+                if _is_element(link) and at == len(holder.links) - 1 and _only_asked(place):
+                    name = growth.container if (growth := growing(place)) is not None else ""
+                    return Keys(place, name, link.length, are_tensors=True, of_set=True)
                 if link.kind != LinkKind.KEY and not link.is_under_tensor:
                     continue
                 filling = growing(place)
@@ -81,6 +87,16 @@ class TensorKey(GrowthRule[Keys]):
                 f"{name} has tensors in its keys, which equal themselves alone: a call with a new "
                 "tensor never finds what an earlier one left. Let the key be values (a length, a "
                 "shape), or give the cache a largest size.",
+                cause.place,
+            )
+            return
+        if cause.of_set:
+            yield Advice(
+                "weakref",
+                f"{name} has tensors in a set, which equal themselves alone: one of the same "
+                "values is never found. Let it have what tells them apart (a number, or a hash of "
+                "the values); or hold them weakly, as the keys of "
+                "`torch.utils.weak.WeakTensorKeyDictionary()`.",
                 cause.place,
             )
             return
@@ -114,6 +130,40 @@ class TensorKey(GrowthRule[Keys]):
             "take each out when it is done with.",
             cause.place,
         )
+
+
+def _is_element(link: Link) -> bool:
+    return link.kind == LinkKind.ITEM and link.type_name == "set"
+
+
+def _only_asked(place: Place | None) -> bool:
+    """Whether the file fills a set, and else only asks what is in it, or how much."""
+    filling = growing(place)
+    if place is None or filling is None:
+        return False
+    name, asked = last_name(filling.container), 0
+    parents = {id(c): node for node in place.program.nodes for c in ast.iter_child_nodes(node)}
+    for node in place.program.nodes:
+        if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
+            continue
+        if last_name(ast.unparse(node)) != name:
+            continue
+        above = parents[id(node)]
+        if _asks(above, node):
+            asked += 1
+        elif not (isinstance(above, ast.Attribute) and above.attr in FILLING):
+            at = place.program.place(node)
+            if at is None or growing(at) is None:  # ``seen = seen | {x}``
+                return False
+    return asked > 0
+
+
+def _asks(node: ast.AST, container: ast.AST) -> bool:
+    """``x in seen``, or ``len(seen)``."""
+    if isinstance(node, ast.Compare):
+        are_in = all(isinstance(one, (ast.In, ast.NotIn)) for one in node.ops)
+        return are_in and node.left is not container
+    return called_name(node) == "len"
 
 
 def _are_states(case: Case) -> bool:

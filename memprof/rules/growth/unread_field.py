@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from memprof.rules.being_made import making_statement
 from memprof.rules.case import Case
-from memprof.rules.containers import filled_container
+from memprof.rules.containers import FilledContainer, filled_container
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
-from memprof.rules.unread_fields import UnreadField, unread_field
+from memprof.rules.unread_fields import (
+    UnreadField,
+    unread_entry,
+    unread_field,
+    unread_field_of_made,
+)
 
 __all__ = ["RULE"]
 
@@ -35,9 +42,9 @@ class UnreadFieldOfItems(GrowthRule[Unread]):
     precedes = ("growing-container",)
 
     def match(self, case: Case) -> Unread | None:
-        """An attribute of items that the program's source only ever sets."""
+        """An attribute or an entry of items that the program's source only ever sets."""
         container = filled_container(case)
-        field = unread_field(container.holder, case.everywhere) if container is not None else None
+        field = _of_filled(container, case) if container is not None else _of_made(case)
         if field is None or field.items < (_FEWEST if field.is_of_results else _FEWEST_ITEMS):
             return None
         if field.is_of_results and not field.read:
@@ -48,6 +55,23 @@ class UnreadFieldOfItems(GrowthRule[Unread]):
     def advice(self, cause: Unread, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the cause says all
         """Leave it out."""
         yield cause.field.advice
+
+
+def _of_filled(container: FilledContainer, case: Case) -> UnreadField | None:
+    field = unread_field(container.holder, case.everywhere)
+    if field is not None:
+        return field
+    named = ast.parse(container.filling.container, mode="eval").body
+    return unread_entry(container.holder, container.place, named, case.everywhere)
+
+
+def _of_made(case: Case) -> UnreadField | None:
+    """The same of a container that a comprehension is making."""
+    for holder in case.finding.holders[:1]:
+        made = making_statement(holder, case.finding.stack)
+        if made is not None:
+            return unread_field_of_made(holder, made, case.everywhere)
+    return None
 
 
 RULE = UnreadFieldOfItems()

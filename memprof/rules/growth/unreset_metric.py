@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from memprof.reference_chain import largest_container
+from memprof.reference_chain import Link, largest_container
 from memprof.rules.case import Case
 from memprof.rules.containers import FilledContainer, filled_container
 from memprof.rules.rule import Advice, Cause, GrowthRule
@@ -15,6 +15,8 @@ from memprof.source_code.opposite_methods import opposite, parents_of
 from memprof.source_code.program import FUNCTIONS, Place, Program, calls_in
 
 __all__ = ["RULE"]
+
+_PROPERTIES = frozenset(("cached_property", "property"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +95,10 @@ def _is_called(method: str, container: FilledContainer, case: Case) -> bool:
 
 
 def _computing(container: FilledContainer, case: Case) -> Place | None:
-    """The call, by the object's name, of a method that reads what was collected."""
+    """The call, by the object's name, of a method that reads what was collected; or its property.
+
+    Of a library's object that has it in a part of its own, that object's method of the name.
+    """
     place, name = container.place, last_name(container.filling.container)
     at = largest_container(container.holder.links)
     if not at or place.class_ is None:
@@ -103,14 +108,40 @@ def _computing(container: FilledContainer, case: Case) -> Place | None:
     if len(parts) < 2 or parts[-1] != name:
         return None
     reading = {
-        node.name
+        node.name: node
         for node in place.class_.body
         if isinstance(node, FUNCTIONS) and node is not place.function and _reads(node, name)
     }
-    for program, receiver, call in _method_calls(case):
-        if call.attr in reading and last_name(ast.unparse(receiver)) == parts[-2]:
-            return program.place(call)
+    properties = {name for name, node in reading.items() if _is_property(node)}
+    for owner in dict.fromkeys((parts[-2], _outer_owner(links, case))):
+        for program, receiver, call in _method_calls(case):
+            if call.attr in reading and last_name(ast.unparse(receiver)) == owner:
+                return program.place(call)
+        for program in case.programs:
+            for node in program.nodes:
+                if _reads_property(node, properties, owner):
+                    return program.place(node)
     return None
+
+
+def _reads_property(node: ast.AST, names: Collection[str], owner: str) -> bool:
+    """``metric.value`` of an object by its name."""
+    is_read = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    return is_read and node.attr in names and last_name(ast.unparse(node.value)) == owner  # type: ignore[attr-defined]
+
+
+def _outer_owner(links: Sequence[Link], case: Case) -> str:
+    """The name of the library's object in which the one that collects is a part; else empty."""
+    own = {class_.name for program in case.programs for class_ in program.classes()}
+    is_part = len(links) > 1 and "." in links[-1].name
+    if not is_part or links[-1].type_name.rpartition(".")[2] in own:
+        return ""
+    return last_name(links[-2].name)
+
+
+def _is_property(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    names = {last_name(ast.unparse(one)) for one in method.decorator_list}
+    return bool(names & _PROPERTIES)
 
 
 def _reads(method: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:

@@ -16,6 +16,8 @@ __all__ = ["RULE"]
 
 _FEWEST = 2
 """Threads that each hold what one line made: one thread holds what it works with."""
+_OF_OBJECT = "run"
+"""The method of a thread that is a class of the program's own."""
 _STARTING = ("Thread", "submit", "start_new_thread")
 
 
@@ -38,6 +40,7 @@ class WaitingThreads(GrowthRule[WaitingThread]):
     def match(self, case: Case) -> WaitingThread | None:
         """Several threads, by the same variable of the same function."""
         ways: dict[tuple[str, str], set[str]] = {}
+        places: dict[tuple[str, str], Place | None] = {}
         for holder in case.finding.holders:
             links = holder.links
             at = next((at for at, link in enumerate(links) if link.kind == LinkKind.THREAD), -1)
@@ -46,10 +49,12 @@ class WaitingThreads(GrowthRule[WaitingThread]):
             if variable is not None and variable.kind == LinkKind.LOCAL:
                 way = variable.name, variable.type_name
                 ways.setdefault(way, set()).add(links[at].name)
-        for (_, function), threads in ways.items():
+                places[way] = case.place_at(variable.filename, variable.line)
+        for way, threads in ways.items():
             if len(threads) >= _FEWEST:
-                name = function.rpartition(".")[2]
-                return WaitingThread(name, next(_starts(case, name), None))
+                name = way[1].rpartition(".")[2]
+                made = next(_starts(case, name), None) or _made_at(case, places[way], name)
+                return WaitingThread(name, made)
         return None
 
     def advice(self, cause: WaitingThread, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the threads say all
@@ -70,6 +75,17 @@ def _starts(case: Case, function: str) -> Iterator[Place]:
         last = target.attr if isinstance(target, ast.Attribute) else ""
         if function in (last, target.id if isinstance(target, ast.Name) else ""):
             yield place
+
+
+def _made_at(case: Case, place: Place | None, function: str) -> Place | None:
+    """The statement that makes an object of the program's own class of threads, by its ``run``.
+
+    By the place of a variable of that.
+    """
+    class_ = place.class_ if place is not None and function == _OF_OBJECT else None
+    if class_ is None:
+        return None
+    return next((at for _, at in case.calls(class_.name) if at.class_ is not class_), None)
 
 
 RULE = WaitingThreads()
