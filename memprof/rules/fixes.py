@@ -59,6 +59,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "mean_first": "Take the mean before a linear layer: `layer(x.mean(1))`.",
         "run_once": "Run a model once on an input, and hand its result to all that read it.",
         "store_once": "Store what two entries share once, and read it by its place.",
+        "copy_model": "Copy the model that is called, not the object with its optimizer.",
         "cached_parametrization": "Compute parametrized weights once: `parametrize.cached()`.",
         "keep_bytes": "Keep bytes as `torch.uint8`, and divide a batch when it is used.",
         "thin_factors": "Ask a decomposition for thin factors: `full_matrices=False`.",
