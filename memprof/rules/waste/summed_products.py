@@ -10,6 +10,7 @@ from memprof.rules.large_tensor import large_tensor, made_by_its_statement, matc
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.program import Place, called_name, calls_in
 from memprof.source_code.reductions import reductions_of
+from memprof.source_code.scopes import qualified_name
 from memprof.source_code.values import values_of
 from memprof.units import format_bytes
 from memprof.views.window import Window
@@ -17,6 +18,10 @@ from memprof.views.window import Window
 __all__ = ["RULE"]
 
 _SUMS = frozenset(("mean", "sum"))
+_PRODUCTS = frozenset(("bmm", "matmul"))
+_OPERANDS = 2
+_LAST, _BEFORE_LAST = frozenset(("-1", "2")), frozenset(("-2", "1"))
+"""Where a batch of vectors is given a dimension, to make columns or rows of them."""
 _OF_SIMILARITY = "/torch/nn/modules/distance.py"
 """The file of torch's module that multiplies and sums by itself; recorders name no class for it."""
 
@@ -61,7 +66,7 @@ def _is_only_summed(place: Place) -> bool:
     Each operand has a dimension that the other lacks: a mask has not, whose products are no more.
     """
     for node in ast.walk(place.statement):
-        if isinstance(node, ast.BinOp) and _are_products(node, place):
+        if isinstance(node, (ast.BinOp, ast.Call)) and _are_products(node, place):
             sums = reductions_of(place, node)
             names = {called_name(call) if call is not None else "" for call in sums}
             if names and names <= _SUMS and all(map(_is_direct, sums)):
@@ -81,12 +86,52 @@ def _are_products(value: ast.expr | None, place: Place, depth: int = 2) -> bool:
         reads = [one for one in ast.walk(place.scope) if _reads(one, value.id)]
         once = len(values) == len(reads) == 1
         return once and _are_products(values[0], place, depth - 1)
+    if isinstance(value, ast.Call):
+        return _is_outer_product(value, place)
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.MatMult):
+        return _is_column_by_row(value.left, value.right)
     if not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Mult):
         return False
     sides = (value.left, value.right)
     if all(_has_new_dimension(one, place) for one in sides):
         return True
     return any(_are_products(one, place, depth) for one in sides)
+
+
+def _is_outer_product(call: ast.Call, place: Place) -> bool:
+    """Whether a function of torch's multiplies all pairs, and sums nothing.
+
+    ``torch.einsum("ni,nj->nij", x, x)``, ``torch.bmm(x.unsqueeze(2), x.unsqueeze(1))``.
+    """
+    name = qualified_name(place, call.func).removeprefix("torch.")
+    if name in _PRODUCTS and len(call.args) == _OPERANDS:
+        return _is_column_by_row(*call.args)
+    equation = call.args[0] if call.args else None
+    if name != "einsum" or not isinstance(equation, ast.Constant):
+        return False
+    given, arrow, result = str(equation.value).replace(" ", "").partition("->")
+    operands = given.split(",")
+    if not arrow or len(operands) != _OPERANDS or len(call.args) != 1 + _OPERANDS:
+        return False
+    left, right = map(frozenset, operands)
+    return bool(left - right and right - left) and left | right == frozenset(result)
+
+
+def _is_column_by_row(left: ast.expr, right: ast.expr) -> bool:
+    """Whether a product of matrices is of one column by one row, which sums nothing."""
+    return _new_dimension(left) in _LAST and _new_dimension(right) in _BEFORE_LAST
+
+
+def _new_dimension(value: ast.expr) -> str:
+    """Where an operand is given a dimension, as a number: 2 or -1, 1 or -2; else empty."""
+    if isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Tuple):
+        values = [getattr(one, "value", "") for one in value.slice.elts]
+        if values.count(None) != 1 or any(isinstance(one, int) for one in values):
+            return ""
+        return str(values.index(None) - (len(values) if values[0] is ... else 0))
+    if not isinstance(value, ast.Call) or called_name(value) != "unsqueeze" or not value.args:
+        return ""
+    return ast.unparse(value.args[-1])
 
 
 def _reads(node: ast.AST, name: str) -> bool:
@@ -115,7 +160,9 @@ def _is_direct(call: ast.Call | None) -> bool:
     if isinstance(value, ast.Name) and value.id == "torch":
         value = call.args[0]
     given = [*call.args, *(keyword.value for keyword in call.keywords)]
-    return bool(given) and isinstance(value, (ast.BinOp, ast.Name))
+    return bool(given) and (
+        isinstance(value, (ast.BinOp, ast.Name)) or called_name(value) in ("einsum", *_PRODUCTS)
+    )
 
 
 def _has_new_dimension(value: ast.expr, place: Place) -> bool:
