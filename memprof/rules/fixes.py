@@ -62,6 +62,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "copy_model": "Copy the model that is called, not the object with its optimizer.",
         "cached_parametrization": "Compute parametrized weights once: `parametrize.cached()`.",
         "keep_bytes": "Keep bytes as `torch.uint8`, and divide a batch when it is used.",
+        "rfft": "Transform real values as real ones: `torch.fft.rfft`.",
         "thin_factors": "Ask a decomposition for thin factors: `full_matrices=False`.",
         "mixed_precision": "Compute activations in bfloat16 under autocast.",
         "checkpoint": "Recompute activations in the backward pass: activation checkpointing.",
