@@ -43,7 +43,7 @@ def reads_again(place: Place, name: str, line: int, key: object = None) -> bool:
         if load.lineno >= line or any(isinstance(one, _INNER) for one in around[1:]):
             return True
         for loop in loops:
-            if not _covers(loop, load.lineno):
+            if not _covers(loop, load.lineno) or _is_counted_once(loop, [*around, load]):
                 continue
             if not _covers(loop, place.line) or load.lineno <= place.line:
                 return True
@@ -101,6 +101,13 @@ def _is_shared(parents: list[ast.AST]) -> bool:
     if isinstance(inner, LOOPING):
         return True
     return not isinstance(inner, (ast.BinOp, ast.Compare, ast.UnaryOp, ast.FormattedValue))
+
+
+def _is_counted_once(loop: ast.stmt, path: Sequence[ast.AST]) -> bool:
+    """Whether what lies at the end of a path is only read for the numbers that a loop counts."""
+    if not isinstance(loop, (ast.For, ast.AsyncFor)) or called_name(loop.iter) != "range":
+        return False
+    return any(one is loop.iter for one in path)
 
 
 def _covers(node: ast.stmt, line: int) -> bool:

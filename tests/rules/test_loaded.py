@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+import memprof
+from memprof.loading import load
+from memprof.rules.ranked_findings import findings
 from tests.rules.recorded import findings_of
 
 
@@ -127,3 +130,55 @@ def test_of_files_that_are_loaded_at_once_one_after_the_other_is_enough(program,
 def test_files_that_are_loaded_one_after_the_other_are_so_already(tmp_path):
     found = [one for one in findings_of(evaluates, tmp_path / "run.json") if one.rule == "loaded"]
     assert "running_total" not in {fix.fix for one in found for fix in one.remedies}
+
+
+def continued(tracker):
+    """A function that loads, fills the model and trains it, all in one."""
+    saved = torch.load(checkpoint_file())
+    net = model()
+    net.load_state_dict(saved["model"])
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    for _ in range(saved["epoch"], saved["epoch"] + 16):
+        net(torch.randn(4, 192)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        tracker.step()
+    return net
+
+
+def compared(tracker):
+    """The same, but each step needs what was loaded."""
+    saved = torch.load(checkpoint_file())
+    net = model()
+    weights = saved["model"]
+    net.load_state_dict(weights)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    for _ in range(16):
+        net(torch.randn(4, 192)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            (net[0].weight - weights["0.weight"]).norm()
+        tracker.step()
+    return net
+
+
+def loaded_by(job, path):
+    with memprof.track(path, sources=["cpu"], allowance_s=600) as tracker:
+        job(tracker)
+    return [one for one in findings(load(path)) if one.rule == "loaded"]
+
+
+def test_in_a_function_that_trains_as_well_it_is_dropped_after_the_last_read(tmp_path):
+    (found,) = loaded_by(continued, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (first.fix, found.minor) == ("del_ref", False)
+    assert first.why == "Drop `saved` once the model has been filled from it."
+    assert first.saves_bytes == 4 * 192 * 192 * 4
+
+
+def test_what_each_step_reads_cannot_be_dropped_before_the_steps(tmp_path):
+    assert all(
+        one.remedies[0].saves_bytes <= 192 * 192 * 4
+        for one in loaded_by(compared, tmp_path / "run.json")
+    )

@@ -142,3 +142,48 @@ def test_other_copies_are_left_alone(batches_of, tmp_path):
 
 def test_a_set_that_is_put_in_order_itself_is_no_copy(tmp_path):
     assert copies(in_place, tmp_path / "run.json") == []
+
+
+class Table:
+    def __init__(self):
+        self.x = torch.rand(ROWS, FEATURES)
+
+    def shuffle(self):
+        order = torch.randperm(ROWS)
+        self.x = self.x[order]
+
+    def epoch(self):
+        self.shuffle()
+        return sum(batch.square().mean().item() for batch in self.x.split(BATCH))
+
+
+class Shuffled(Table):
+    """It is put in order once, and stays so."""
+
+    def __init__(self):
+        super().__init__()
+        self.shuffle()
+
+    def epoch(self):
+        return sum(batch.square().mean().item() for batch in self.x.split(BATCH))
+
+
+def of_an_object(kind):
+    def program():
+        table = kind()
+        return lambda number: table.epoch()
+
+    return program
+
+
+def test_an_object_that_puts_its_set_in_order_for_each_epoch_has_it_twice(tmp_path):
+    (one,) = copies(of_an_object(Table), tmp_path / "run.json")
+    (first,) = one.remedies
+    assert (one.minor, one.bytes) == (False, NBYTES)
+    assert (first.fix, first.code) == ("index_batches", "self.x = self.x[order]")
+    assert first.typed == "self.x[order[i : i + batch]]"
+    assert NBYTES - 2 * BATCH * FEATURES * 4 <= first.saves_bytes <= NBYTES
+
+
+def test_an_object_that_puts_its_set_in_order_once_has_no_copy(tmp_path):
+    assert copies(of_an_object(Shuffled), tmp_path / "run.json") == []

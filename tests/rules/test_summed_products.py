@@ -180,3 +180,47 @@ def test_products_of_which_a_mask_takes_some_are_summed_as_well(tmp_path):
     found = findings_of(weighed_by_a_mask, tmp_path / "run.json")[0]
     assert (found.rule, found.remedies[0].fix) == ("summed-products", "einsum")
     assert found.bytes >= PRODUCTS
+
+
+def by_einsum(x):
+    return torch.einsum("ni,nj->nij", x, x).mean(0)
+
+
+def by_columns_and_rows(x):
+    outer = torch.bmm(x.unsqueeze(2), x.unsqueeze(1))
+    return outer.sum(dim=0) / len(x)
+
+
+def by_an_operator(x):
+    return (x[..., None] @ x[:, None]).mean(0)
+
+
+def of_each_row(x):
+    """The matrix of each row is read, too."""
+    outer = torch.einsum("ni,nj->nij", x, x)
+    return outer.mean(0) + outer.amax(0)
+
+
+def of_one_operand(x):
+    """A table of weights has a place for each value: there are no more products than values."""
+    table = torch.rand(len(x), WIDTH, WIDTH)
+    return torch.einsum("nij,nj->nij", table, x).mean(0)
+
+
+def stepwise(matrix_of):
+    return lambda: lambda number: matrix_of(torch.rand(ROWS, WIDTH)).sum().item()
+
+
+@pytest.mark.parametrize("matrix_of", [by_einsum, by_columns_and_rows, by_an_operator])
+def test_products_that_a_function_of_torch_makes_are_told(matrix_of, tmp_path):
+    found = findings_of(stepwise(matrix_of), tmp_path / "run.json")[0]
+    assert (found.rule, found.minor, found.bytes) == ("summed-products", False, PRODUCTS)
+    assert (found.remedies[0].fix, found.remedies[0].saves_bytes > PRODUCTS // 2) == (
+        "einsum",
+        True,
+    )
+
+
+@pytest.mark.parametrize("matrix_of", [of_each_row, of_one_operand])
+def test_nothing_is_said_of_products_that_are_read_or_are_few(matrix_of, tmp_path):
+    assert "summed-products" not in names(stepwise(matrix_of), tmp_path / "run.json")

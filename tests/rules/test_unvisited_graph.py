@@ -309,3 +309,51 @@ def test_a_network_of_one_module_that_is_brought_into_a_state(tmp_path):
 @pytest.mark.parametrize("program", [lambda: Views(both=True).step])
 def test_views_that_both_learn_need_their_graphs(program, tmp_path):
     assert "unvisited-graph" not in names(program, tmp_path / "run.json")
+
+
+class CutAtOnce(Distillation):
+    """The teacher's graph goes with the statement that builds it, before the student's."""
+
+    def step(self, number):
+        batch = torch.rand(ROWS, WIDTH)
+        wanted = self.wanted(batch).detach()
+        loss = (self.student(batch[:32]) - wanted[:32]).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+
+class FrozenFeatures(CutAtOnce):
+    """Without a graph only what the teacher returns is there until it is over."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher.requires_grad_(False)
+        self.teacher = Features(self.teacher)
+
+
+class Features(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, batch):
+        levels = []
+        for number, layer in enumerate(self.layers):
+            batch = layer(batch)
+            if number % 4 == 3:
+                levels.append(batch)
+        return torch.stack(levels).mean(0) + levels[-1]
+
+
+def test_a_graph_that_goes_when_the_result_is_cut_off(tmp_path):
+    found, *_ = findings_of(lambda: CutAtOnce().step, tmp_path / "run.json")
+    (first,) = found.remedies
+    assert (found.rule, found.minor) == ("unvisited-graph", False)
+    assert (first.fix, first.code) == ("no_grad", "return self.teacher(batch)")
+    assert found.bytes == 6 * ROWS * WIDTH * 4
+    assert first.saves_bytes >= 4 * ROWS * WIDTH * 4
+
+
+def test_what_a_frozen_model_returns_is_no_graph(tmp_path):
+    assert "unvisited-graph" not in names(lambda: FrozenFeatures().step, tmp_path / "run.json")

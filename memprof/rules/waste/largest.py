@@ -72,6 +72,7 @@ class Largest(WasteRule[Large]):
         "diagonal-matrix",
         "edge-messages",
         "full-factor",
+        "full-spectrum",
         "gathered-weights",
         "log-of-softmax",
         "partly-read",

@@ -14,10 +14,12 @@ from memprof.rules.lifespan import FEWEST_STEPS, outlive_steps
 from memprof.rules.references import advice_on_exceptions, advice_on_views
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idioms import growing
-from memprof.source_code.lasting_names import first_binding
+from memprof.source_code.last_reads import reads_again
+from memprof.source_code.lasting_names import Binding, first_binding
 from memprof.source_code.patch import diff, with_keyword
-from memprof.source_code.program import Place, called_name, calls_in, own_calls
+from memprof.source_code.program import Place, assigned, called_name, calls_in, own_calls
 from memprof.source_code.scopes import qualified_name
+from memprof.trace import Frame
 from memprof.units import format_bytes
 from memprof.views.peak_without import Saving
 from memprof.views.window import Bools, Ints, Window
@@ -28,6 +30,8 @@ _LOADERS = re.compile(r"/torch/serialization\.py$|/safetensors/")
 """Files of the libraries whose functions read tensors from a file."""
 _OF_FILES = frozenset(("load_checkpoint", "load_file", "load_state_dict_from_file"))
 """Functions of these libraries that load one file."""
+_ENTRIES = frozenset(("get", "pop", "setdefault"))
+"""Methods of a dict that return what it has."""
 _MOSTLY = 0.5
 """Share of the bytes, or of the steps: a checkpoint also has what is no parameter."""
 
@@ -66,7 +70,7 @@ class LoadedFile(WasteRule[LoadedCheckpoint]):
         row = window.main_site(mask)
         binding = first_binding(window.stack(row))
         rows = np.flatnonzero(mask)
-        ends = np.full(len(rows), _end_of_loading(window, rows, row))
+        ends = np.full(len(rows), _end_of_loading(window, rows, row, binding))
         yield LoadedCheckpoint(
             row=row,
             rows=rows,
@@ -103,26 +107,70 @@ class LoadedFile(WasteRule[LoadedCheckpoint]):
             yield _drop(match, place, case)
 
 
-def _end_of_loading(window: Window, rows: Ints, row: int) -> int:
+def _end_of_loading(window: Window, rows: Ints, row: int, binding: Binding | None) -> int:
     """The event by which the function that loads has returned, or else the step has ended.
 
-    Until then a model may be filled from what was loaded.
+    Until then a model may be filled from what was loaded. In a function that goes on for long, as
+    one that trains does: the event from which on it no longer reads the name of what was loaded.
     """
     last = int(window.lives.alloc[rows].max())
     if last < 0:
         return 0
     steps = window.step_of_event[: window.events]
     following = int(np.searchsorted(steps, steps[last], side="right"))
-    frame = window.frame_of(row)
-    tables = window.trace.tables
-    same = {
+    frames = _frames_of_function(window, window.frame_of(row))
+    inside = np.array([not frames.isdisjoint(one) for one in window.trace.tables.stacks])
+    through = np.flatnonzero(inside[window.trace.events.stack[last:following]])
+    end = last + int(through[-1]) + 1 if len(through) else following
+    if binding is None:
+        return end
+    frames = _frames_of_function(window, window.stack(row)[binding.depth])
+    reading = {at for at in frames if _reads_on(binding, window.trace.tables.frames[at].line)}
+    unread = np.array(
+        [
+            not frames.isdisjoint(one) and reading.isdisjoint(one)
+            for one in window.trace.tables.stacks
+        ]
+    )
+    after = np.flatnonzero(unread[window.trace.events.stack[last + 1 : end]])
+    return last + 1 + int(after[0]) if len(after) else end
+
+
+def _frames_of_function(window: Window, frame: Frame) -> set[int]:
+    """All frames of the function that one is of."""
+    return {
         at
-        for at, one in enumerate(tables.frames)
+        for at, one in enumerate(window.trace.tables.frames)
         if (one.filename, one.name) == (frame.filename, frame.name)
     }
-    inside = np.array([not same.isdisjoint(stack) for stack in tables.stacks], dtype=bool)
-    through = np.flatnonzero(inside[window.trace.events.stack[last:following]])
-    return last + int(through[-1]) + 1 if len(through) else following
+
+
+def _reads_on(binding: Binding, line: int) -> bool:
+    """Whether a function that binds what was loaded reads it, or a part of it, at a line or later.
+
+    Where it is bound to anything but a variable, others may read it.
+    """
+    scope = binding.place.scope
+    if not binding.target.isidentifier() or line <= binding.place.line:
+        return True
+    parts = [
+        target.id
+        for node in ast.walk(scope)
+        for target, value in assigned(node)
+        if isinstance(target, ast.Name) and _is_part(value, binding.target)
+    ]
+    return any(reads_again(binding.place, one, line) for one in (binding.target, *parts))
+
+
+def _is_part(value: ast.expr | None, name: str) -> bool:
+    """Whether an expression is an entry or an attribute of a name: ``name["model"]``."""
+    while isinstance(value, (ast.Subscript, ast.Attribute)):
+        value = value.value
+        if isinstance(value, ast.Name) and value.id == name:
+            return True
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        return value.func.attr in _ENTRIES and ast.unparse(value.func.value) == name
+    return False
 
 
 def _load_to_host(

@@ -16,7 +16,7 @@ from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.entries_read import EntryRead, entry_read
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.kept_parts import KeptPart, kept_part, reduced_items
-from memprof.source_code.program import Place, calls_in, code_of, own_calls, place_of
+from memprof.source_code.program import Place, called_name, calls_in, code_of, own_calls, place_of
 from memprof.source_code.reductions import Reduced, Reduction, reduction_of
 from memprof.source_code.verbs import JOINING
 from memprof.trace import EMPTY, Category, Frame
@@ -27,6 +27,8 @@ from memprof.views.window import Ints, Window
 __all__ = ["RULE"]
 
 _PARAMETERS = ("named_parameters", "parameters")
+_GRADIENTS = "gradients"
+_NORMS = frozenset(("norm", "vector_norm"))
 _LEAST_SHARE = 0.1
 """Of the peak, that entries of items in a list have, or the items."""
 
@@ -56,8 +58,8 @@ class ReducedLater(Match):
     """The part that is read of results in a list."""
     of_library: bool = False
     """A library makes the parts, and keeps them as it likes."""
-    of_parameters: bool = False
-    """The parts are a model's parameters."""
+    of_all: str = ""
+    """What the parts are all of, if they are a model's: parameters, gradients."""
 
 
 class ReducedLaterResults(WasteRule[ReducedLater]):
@@ -77,8 +79,9 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
             place = place_of(window.frame_of(row))
             number = _number_of_join(window, row)
             reduction = reduction_of(place, window.programs, number) if place is not None else None
-            if reduction is not None and place is not None and _joins_parameters(place):
-                yield _of_parameters(window, row, place, reduction)
+            of_all = _all_of(window, row, place) if place is not None else ""
+            if reduction is not None and place is not None and of_all:
+                yield _of_model(window, row, place, reduction, of_all)
                 return
             if reduction is None or len(parts) < FEWEST_PARTS:
                 continue
@@ -109,9 +112,9 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
             keys = " and ".join(f"`{one.key}`" for one in match.entries)
             return f"are {keys} of items in a list, of which only {_texts(match)} read"
         assert match.reduction is not None
-        if match.of_parameters:
+        if match.of_all:
             read = _what_is_read(match.reduction)
-            return f"are all parameters joined, and what is made of that; only {read} read"
+            return f"are all {match.of_all} joined, and what is made of that; only {read} read"
         number = len(match.rows) - 1
         parts = f"{number} results and the tensor joined from them" if number else "joined results"
         return f"are {parts}, of which only {_what_is_read(match.reduction)} read"
@@ -142,11 +145,10 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
             return
         assert match.reduction is not None
         read, nbytes = _what_is_read(match.reduction), format_bytes(match.nbytes)
-        if match.of_parameters:
+        if match.of_all:
             why = (
-                f"{nbytes} are all parameters in one tensor, and what is made of it, of which only "
-                f"{read} read: add up what each parameter gives by itself, as "
-                "`sum(p.abs().sum() for p in model.parameters())` does."
+                f"{nbytes} are all {match.of_all} in one tensor, and what is made of it, of which "
+                f"only {read} read: {_instead_of_all(match.of_all, match.reduction)}"
             )
             yield Advice("running_total", why, case.site)
             return
@@ -166,17 +168,53 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
         yield Advice("running_total", why, case.site, remains=match.remains)
 
 
-def _joins_parameters(place: Place) -> bool:
-    """Whether a statement joins what it makes of each parameter of a model."""
-    joins = own_calls(place.statement, *JOINING)
-    return len(joins) == 1 and any(
-        isinstance(node, ast.comprehension) and bool(calls_in(node.iter, *_PARAMETERS))
-        for node in ast.walk(joins[0])
+def _instead_of_all(of_all: str, reduction: Reduction) -> str:
+    """How the same is computed of each parameter or gradient, as a clause."""
+    names = {called_name(ast.parse(text, mode="eval").body) for text in reduction.texts}
+    if of_all == _GRADIENTS and names <= _NORMS:
+        return (
+            "take the norm of each gradient, and the norm of these norms, "
+            "`torch.stack([g.norm() for g in gradients]).norm()`; `torch.nn.utils.clip_grad_norm_` "
+            "does so, and returns it."
+        )
+    each = "p.grad" if of_all == _GRADIENTS else "p"
+    return (
+        "add up what each gives by itself, as "
+        f"`sum({each}.abs().sum() for p in model.parameters())` does."
     )
 
 
-def _of_parameters(window: Window, row: int, place: Place, reduction: Reduction) -> ReducedLater:
-    """All parameters in one tensor, with what its function makes of it that is as large."""
+def _all_of(window: Window, row: int, place: Place) -> str:
+    """What a statement joins all of: parameters of a model, or their gradients; else empty.
+
+    Parameters by what it goes through; gradients by their attribute, or by the bytes of all that
+    are there.
+    """
+    joins = own_calls(place.statement, *JOINING)
+    if len(joins) != 1:
+        return ""
+    lives = window.lives
+    made = lives.alloc[row]
+    gradients = window.category == Category.GRADIENT
+    gradients &= (lives.alloc < made) & (lives.free > made)
+    is_all = lives.requested[gradients].sum() == lives.requested[row]
+    if is_all and gradients.sum() >= FEWEST_PARTS:
+        return _GRADIENTS
+    for node in ast.walk(joins[0]):
+        if isinstance(node, (ast.ListComp, ast.GeneratorExp)):
+            if any(
+                isinstance(one, ast.Attribute) and one.attr == "grad" for one in ast.walk(node.elt)
+            ):
+                return _GRADIENTS
+            if any(calls_in(one.iter, *_PARAMETERS) for one in node.generators):
+                return "parameters"
+    return ""
+
+
+def _of_model(
+    window: Window, row: int, place: Place, reduction: Reduction, of_all: str
+) -> ReducedLater:
+    """All parameters or gradients in one tensor, with what its function makes of it as large."""
     lives, function = window.lives, place.function or place.statement
     lines = range(function.lineno, (function.end_lineno or function.lineno) + 1)
     sites = [
@@ -196,7 +234,7 @@ def _of_parameters(window: Window, row: int, place: Place, reduction: Reduction)
         nbytes=int(lives.size[there].sum()),
         saving=window.replayed(window.whole(np.flatnonzero(alike))),
         reduction=reduction,
-        of_parameters=True,
+        of_all=of_all,
     )
 
 

@@ -23,6 +23,12 @@ _LEAST_SHARE = 0.1
 _ORDER = "randperm"
 _SELECT, _GIVEN = "index_select", 3
 _IN_BATCHES = frozenset(("chunk", "split", "tensor_split"))
+_FEWEST = 3
+"""Times that a set is put in order."""
+_BOTH = 2
+_BATCHES = frozenset(("chunk", "narrow", "split"))
+_NUMBERS = frozenset(("amax", "amin", "max", "mean", "min", "std", "sum", "var"))
+"""Methods whose result is the same in every order, but for one along other dimensions."""
 _OF_LENGTH = frozenset(("device", "dtype", "shape", "size"))
 
 
@@ -60,6 +66,11 @@ class ShuffledCopyRule(WasteRule[ShuffledCopy]):
         for site in window.large_sites(there, _LEAST_SHARE):
             place = place_of(window.owners.sites.frames[site])
             copy = _copy(place) if place is not None else None
+            if place is not None and copy is None:
+                match = _of_attribute(window, site, place)
+                if match is not None:
+                    yield match
+                    return
             if copy is None:
                 continue
             every = np.flatnonzero((window.site == site) & ~window.has_owner & (lives.alloc >= 0))
@@ -87,6 +98,85 @@ class ShuffledCopyRule(WasteRule[ShuffledCopy]):
             f"`{whole.source}` itself, by its part of `{whole.order}`."
         )
         yield Advice("index_batches", why, case.site, typed=whole.taken)
+
+
+def _of_attribute(window: Window, site: int, place: Place) -> ShuffledCopy | None:
+    """The same where an object's own set takes its place: at the peak both are there.
+
+    None where that is not done again and again, as a set may be put in order once.
+    """
+    names = _shuffled_attribute(place)
+    if names is None:
+        return None
+    lives = window.lives
+    rows = np.flatnonzero((window.site == site) & ~window.has_owner & (lives.alloc >= 0))
+    largest = lives.requested[rows].max()
+    rows = rows[lives.requested[rows] == largest]
+    there = rows[window.at_peak[rows]]
+    if len(rows) < _FEWEST or len(there) < _BOTH:
+        return None
+    # Each is there until the next one is complete, as was the set in its first order.
+    made = lives.alloc[rows]
+    first = (lives.requested == largest) & ~window.has_owner & (lives.alloc < made[0])
+    first &= (lives.free > made[0]) & (lives.free < made[1])
+    old = np.concatenate([np.flatnonzero(first), rows[:-1]])
+    replaced_at = made[np.searchsorted(made, lives.free[old]) - 1]
+    return ShuffledCopy(
+        row=int(there[-1]),
+        rows=there[1:],
+        nbytes=int(lives.size[there[1:]].sum()),
+        saving=window.replayed(window.ended_at(old, replaced_at)),
+        whole=ShuffledSet(
+            source=names[0],
+            name=names[0],
+            order=names[1],
+            taken=f"{names[0]}[{names[1]}[i : i + batch]]",
+        ),
+    )
+
+
+def _shuffled_attribute(place: Place) -> tuple[str, str] | None:
+    """The attribute that a statement puts in random order, and the variable of the order.
+
+    Only where parts are read of it elsewhere in the file, and nothing needs all of it but a number.
+    """
+    for target, value in assigned(place.statement):
+        if not isinstance(target, ast.Attribute) or not isinstance(value, ast.Subscript):
+            continue
+        order = value.slice
+        if not isinstance(order, ast.Name) or ast.unparse(value.value) != ast.unparse(target):
+            continue
+        made = [one for one in values_of(place, order.id) if one is not None]
+        if made and all(called_name(one) == _ORDER for one in made):
+            return (ast.unparse(target), order.id) if _is_batched(place, target.attr) else None
+    return None
+
+
+def _is_batched(place: Place, name: str) -> bool:
+    """Whether all reads of an attribute after it was made are of batches, rows and numbers."""
+    is_batched = False
+    nodes = place.program.nodes
+    parents = {id(child): node for node in nodes for child in ast.iter_child_nodes(node)}
+    for node in nodes:
+        if not isinstance(node, ast.Attribute) or node.attr != name:
+            continue
+        if not isinstance(node.ctx, ast.Load):
+            continue
+        where, parent = place.program.place(node), parents[id(node)]
+        if where is None or where.statement is place.statement or _is_of_making(where):
+            continue
+        if isinstance(parent, ast.Subscript) and parent.value is node:
+            is_batched |= isinstance(parent.slice, ast.Slice)
+        elif isinstance(parent, ast.Attribute) and parent.attr in _BATCHES:
+            is_batched = True
+        elif not (called_name(parent) == "len" or _asks_for_number(parent)):
+            return False
+    return is_batched
+
+
+def _is_of_making(place: Place) -> bool:
+    """Whether a statement is of the method that makes an object: its set has its first order."""
+    return place.function is not None and place.function.name == "__init__"
 
 
 def _copy(place: Place) -> ShuffledSet | None:
@@ -176,6 +266,10 @@ def _takes_batches(value: ast.expr, around: list[ast.AST]) -> bool:
     sizes = any(isinstance(one, (ast.List, ast.Tuple)) for one in call.args)
     is_named = isinstance(around[-3], ast.Assign)
     return call.func is parent and parent.attr in _IN_BATCHES and not (sizes or is_named)
+
+
+def _asks_for_number(node: ast.AST) -> bool:
+    return _asks_for_length(node) or (isinstance(node, ast.Attribute) and node.attr in _NUMBERS)
 
 
 def _asks_for_length(node: ast.AST) -> bool:

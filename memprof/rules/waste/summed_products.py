@@ -12,6 +12,7 @@ from memprof.source_code.call_sites import calls_of
 from memprof.source_code.einsums import Einsum, einsum_of
 from memprof.source_code.program import Place, called_name, calls_in
 from memprof.source_code.reductions import reductions_of
+from memprof.source_code.scopes import qualified_name
 from memprof.source_code.values import values_of
 from memprof.units import format_bytes
 from memprof.views.window import Window
@@ -19,6 +20,10 @@ from memprof.views.window import Window
 __all__ = ["RULE"]
 
 _SUMS = frozenset(("mean", "sum"))
+_PRODUCTS = frozenset(("bmm", "matmul"))
+_OPERANDS = 2
+_LAST, _BEFORE_LAST = frozenset(("-1", "2")), frozenset(("-2", "1"))
+"""Where a batch of vectors is given a dimension, to make columns or rows of them."""
 _OF_SIMILARITY = "/torch/nn/modules/distance.py"
 """The file of torch's module that multiplies and sums by itself; recorders name no class for it."""
 
@@ -104,12 +109,40 @@ def _are_products(value: ast.expr | None, place: Place, depth: int = 2) -> bool:
     whole = einsum_of(value) if value is not None else None
     if whole is not None:
         return _multiplies_pairs(whole)
+    if isinstance(value, ast.Call):
+        return _is_outer_product(value, place)
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.MatMult):
+        return _is_column_by_row(value.left, value.right)
     if not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Mult):
         return False
     sides = (value.left, value.right)
     if all(_has_new_dimension(one, place) for one in sides):
         return True
     return any(_are_products(one, place, depth) for one in sides)
+
+
+def _is_outer_product(call: ast.Call, place: Place) -> bool:
+    """``torch.bmm(x.unsqueeze(2), x.unsqueeze(1))``: all pairs are multiplied, and none summed."""
+    name = qualified_name(place, call.func).removeprefix("torch.")
+    is_product = name in _PRODUCTS and len(call.args) == _OPERANDS
+    return is_product and _is_column_by_row(*call.args)
+
+
+def _is_column_by_row(left: ast.expr, right: ast.expr) -> bool:
+    """Whether a product of matrices is of one column by one row, which sums nothing."""
+    return _new_dimension(left) in _LAST and _new_dimension(right) in _BEFORE_LAST
+
+
+def _new_dimension(value: ast.expr) -> str:
+    """Where an operand is given a dimension, as a number: 2 or -1, 1 or -2; else empty."""
+    if isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Tuple):
+        values = [getattr(one, "value", "") for one in value.slice.elts]
+        if values.count(None) != 1 or any(isinstance(one, int) for one in values):
+            return ""
+        return str(values.index(None) - (len(values) if values[0] is ... else 0))
+    if not isinstance(value, ast.Call) or called_name(value) != "unsqueeze" or not value.args:
+        return ""
+    return ast.unparse(value.args[-1])
 
 
 def _reads(node: ast.AST, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,11 @@ from memprof.rules.results_read import calling_frame
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.rules.unvisited_passes import unvisited_passes
 from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.idioms import is_partly_cut
+from memprof.source_code.program import bound_names, place_of
+from memprof.source_code.scopes import reads_of
 from memprof.source_code.torch_modes import without_gradients
+from memprof.source_code.verbs import CUTTING
 from memprof.trace import Action, Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Ints, Window
@@ -35,6 +40,8 @@ _NEARLY_ALL = 0.9
 """Of a graph: so much must have come by the line that is named."""
 _MOSTLY = 0.5
 """Of what passes saved, that is lost."""
+_SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)
+"""Statements that have no others within them."""
 _LEAST_MODULES = 3
 """Modules that save something: fewer are a result that is used."""
 
@@ -205,21 +212,69 @@ def _left_behind(window: Window, path: str, learned: Ints) -> Ints:
     lives = window.lives
     goes_unread = (window.freed_by != Phase.BACKWARD) & ~window.has_owner
     goes_unread &= (lives.free < window.events) & (window.freed_in - window.made_in < 2)
+    numbers = {name: at for at, name in enumerate(window.owners.module.names)}
+    of_label = [numbers.get(one.module, 0) for one in window.trace.tables.labels]
+    is_over = ~inside[np.array(of_label, dtype=np.int64)]
     parts: list[Ints] = []
     for first, last, following, _ in _passes(window, path):
         low, high = np.searchsorted(lives.alloc, [first, last + 1])  # rows are in this order
         rows = np.arange(low, high)
-        pass_bytes, makers = int(lives.size[rows].sum()), _modules_of(window, rows)
+        pass_bytes, makers = int(lives.size[rows].sum()), len(_modules_of(window, rows))
+        rows = rows[goes_unread[rows]]
         # what the pass has in variables of its own is gone when anything else is made
-        rows = rows[goes_unread[rows] & (lives.free[rows] > following)]
-        keepers = _modules_of(window, rows)
-        least = 0.0 if _are_saved(window, rows) else _LEAST_KEEPING * len(makers)
-        if len(keepers) < max(_LEAST_MODULES, least):
-            continue
-        if int(lives.size[rows].sum()) >= _LEAST_KEPT * pass_bytes:
-            parts.append(rows)
+        graph = rows[lives.free[rows] > following]
+        if not _is_graph(window, graph, pass_bytes, makers):
+            graph = rows[lives.free[rows] > last]
+            graph = graph[is_over[window.trace.events.label[lives.free[graph]]]]
+            if not _is_graph(window, graph, pass_bytes, makers) or not _is_cut_off(window, graph):
+                continue
+        parts.append(graph)
     rows = np.concatenate(parts) if parts else nothing
     return nothing if len(rows) and without_gradients(window.stack(int(rows[0]))) else rows
+
+
+def _is_graph(window: Window, rows: Ints, pass_bytes: int, makers: int) -> bool:
+    """Whether tensors that a pass leaves, of so many bytes and modules, are more than results."""
+    least = 0.0 if _are_saved(window, rows) else _LEAST_KEEPING * makers
+    if len(_modules_of(window, rows)) < max(_LEAST_MODULES, least):
+        return False
+    return int(window.lives.size[rows].sum()) >= _LEAST_KEPT * pass_bytes
+
+
+def _is_cut_off(window: Window, rows: Ints) -> bool:
+    """Whether the statement that calls the model, or one that reads what it binds, ends a graph.
+
+    So what goes right after the pass went with the graph of its result.
+    """
+    stacks = [_user(window, one) for one in np.unique(window.lives.stack[rows]).tolist()]
+    shared = [frame for frame in stacks[0] if all(frame in stack for stack in stacks)]
+    return _is_result_cut_off(shared)
+
+
+def _is_result_cut_off(frames: Sequence[Frame]) -> bool:
+    """Whether a statement on the way to a model cuts its result off from the graph.
+
+    Frames are innermost first: those of modules, and of functions that return what they call, are
+    followed outwards to the one that does something with it.
+    """
+    for frame in frames:
+        place = place_of(frame)
+        if place is None:
+            return False
+        if isinstance(place.statement, _SIMPLE):
+            names = [one.id for one in bound_names(place.statement) if isinstance(one, ast.Name)]
+            loads = [load for name in names for load in reads_of(place.scope, name)]
+            if is_partly_cut(place.statement) or any(_cuts_off(around) for _, around in loads):
+                return True
+        if not (is_forward(frame) or isinstance(place.statement, ast.Return)):
+            return False
+    return False
+
+
+def _cuts_off(around: Sequence[ast.AST]) -> bool:
+    """Whether a name is cut off from its graph where it is read: ``name.detach()``."""
+    reader = around[-1]
+    return isinstance(reader, ast.Attribute) and reader.attr in CUTTING
 
 
 def _are_saved(window: Window, rows: Ints) -> bool:

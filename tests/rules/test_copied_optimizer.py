@@ -1,0 +1,100 @@
+"""copied-optimizer: a deep copy of what trains a model has its optimizer's state as well."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from tests.rules.recorded import findings_of, names
+
+WIDTH = 192
+STATES = 2 * 2 * WIDTH * WIDTH * 4
+"""Two averages for each of two layers."""
+
+
+class Agent:
+    def __init__(self):
+        self.net = nn.Sequential(
+            nn.Linear(WIDTH, WIDTH, bias=False), nn.ReLU(), nn.Linear(WIDTH, WIDTH, bias=False)
+        )
+        self.optimizer = torch.optim.Adam(self.net.parameters())
+
+    def fit(self, batch, wanted):
+        self.optimizer.zero_grad()
+        (self.net(batch) - wanted).square().mean().backward()
+        self.optimizer.step()
+
+
+def learned(agent, target_of):
+    for _ in range(2):
+        agent.fit(torch.rand(8, WIDTH), torch.rand(8, WIDTH))
+    target = target_of(agent)
+
+    def step(number):
+        batch = torch.rand(8, WIDTH)
+        with torch.no_grad():
+            wanted = target.net(batch)
+        agent.fit(batch, wanted)
+
+    return step
+
+
+def with_all_it_has(agent):
+    return copy.deepcopy(agent)
+
+
+def fires():
+    return learned(Agent(), with_all_it_has)
+
+
+def looks_alike():
+    """The copy trains on, as a member of a population does."""
+    agent = Agent()
+    for _ in range(2):
+        agent.fit(torch.rand(8, WIDTH), torch.rand(8, WIDTH))
+    other = copy.deepcopy(agent)
+
+    def step(number):
+        for one in (agent, other):
+            one.fit(torch.rand(8, WIDTH), torch.rand(8, WIDTH))
+
+    return step
+
+
+def put_back():
+    """The copy is what training goes on with if it fails, and is not called until then."""
+    agent = Agent()
+    for _ in range(2):
+        agent.fit(torch.rand(8, WIDTH), torch.rand(8, WIDTH))
+    best = copy.deepcopy(agent)
+
+    def step(number):
+        agent.fit(torch.rand(8, WIDTH), torch.rand(8, WIDTH))
+        return best if number > 99 else agent
+
+    return step
+
+
+class Model:
+    def __init__(self, net):
+        self.net = copy.deepcopy(net)
+
+
+def model_alone():
+    return learned(Agent(), lambda agent: Model(agent.net))
+
+
+def test_the_states_are_told_and_the_statement_that_copies(tmp_path):
+    found = findings_of(fires, tmp_path / "run.json")[0]
+    (first,) = found.remedies
+    assert (found.rule, found.minor, found.bytes) == ("copied-optimizer", False, STATES)
+    assert (first.fix, first.saves_bytes) == ("copy_model", STATES)
+    assert first.code == "return copy.deepcopy(agent)"
+
+
+@pytest.mark.parametrize("program", [looks_alike, put_back, model_alone])
+def test_copies_that_are_trained_put_back_or_of_a_model_alone_are_none(program, tmp_path):
+    assert "copied-optimizer" not in names(program, tmp_path / "run.json")
