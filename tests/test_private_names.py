@@ -16,8 +16,8 @@ WORD = re.compile(r"\b_[A-Za-z]\w*")
 IN_TEXT = re.compile(r"[\w)\]]\.(_[A-Za-z]\w*)")
 """In a string: a name to be patched, or a line of a program that runs in another process."""
 OF_OTHERS = {
-    "_C", "_base", "_buffers", "_count", "_indices", "_inductor", "_lazy_call", "_modules", "_queue", "_registry", "_repr_html_",
-    "_set_memory_metadata", "_snapshot", "_values",
+    "_C", "_base", "_buffers", "_count", "_indices", "_inductor", "_lazy_call", "_modules", "_queue", "_registry",
+    "_repr_html_", "_set_memory_metadata", "_snapshot", "_values",
 }  # fmt: skip
 """Names of torch's, Python's and notebooks' that memprof or its stand-in have as well."""
 
