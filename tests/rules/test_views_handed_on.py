@@ -39,4 +39,4 @@ def test_a_small_view_that_alone_is_handed_on_is_cloned(handing, view, tmp_path)
     for one in cloned:
         assert one.line == bench.line(handing)
         assert one.why.startswith(f"`{view}` is a view")
-        assert f"+        {handing.replace(view, f'{view}.clone()')}" in one.patch
+        assert one.typed == f"{view}.clone()"

@@ -11,7 +11,6 @@ from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.rules.small_views import PartOfStorage, advice_on_view, small_view
 from memprof.source_code.escaping_views import EscapingView, escaping_view
-from memprof.source_code.patch import diff, wrapped
 
 __all__ = ["RULE"]
 
@@ -55,7 +54,7 @@ class SmallView(GrowthRule[PartOfStorage | ViewHandedOn]):
                 f"`{ast.unparse(view.value)}` is a view, and all that is handed on of what stays: "
                 "it keeps the whole storage.",
                 view.place,
-                patch=diff(view.place.program, *wrapped(view.value, suffix)),
+                typed=f"{ast.unparse(view.value)}{suffix}",
             )
             return
         yield from advice_on_view(cause, case)
