@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from memprof.loading import load
+from memprof.rules.waste.unvisited_graph import RULE
+from memprof.views.examination import examine
 from tests.rules.recorded import findings_of, names
 
 WIDTH, ROWS = 128, 512
@@ -357,3 +360,18 @@ def test_a_graph_that_goes_when_the_result_is_cut_off(tmp_path):
 
 def test_what_a_frozen_model_returns_is_no_graph(tmp_path):
     assert "unvisited-graph" not in names(lambda: FrozenFeatures().step, tmp_path / "run.json")
+
+
+class PeakElsewhere(Views):
+    """The peak is a table that each step makes when all passes are gone."""
+
+    def step(self, number):
+        super().step(number)
+        del self.one, self.other
+        torch.zeros(64 * ROWS * WIDTH).sum().item()
+
+
+def test_passes_that_are_gone_at_the_peak_are_none_of_it(tmp_path):
+    findings_of(lambda: PeakElsewhere().step, tmp_path / "run.json")
+    windows = [w for one in examine(load(tmp_path / "run.json")).devices for w in one.windows]
+    assert [match for window in windows for match in RULE.matches(window)] == []

@@ -129,7 +129,7 @@ def _match(window: Window, path: str, rows: Ints) -> Unvisited:
     others |= window.freed_by == Phase.BACKWARD
     rows_read = others & (window.category == Category.ACTIVATION) & (window.phase == Phase.FORWARD)
     return Unvisited(
-        row=window.main_site(at_peak),
+        row=window.main_site(at_peak if at_peak.any() else _mask(window, rows)),
         rows=rows,
         nbytes=window.bytes_of(at_peak),
         saving=window.replayed(window.ended_at(rows, after)),
