@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 
 from memprof.source_code.idioms import is_partly_cut
-from memprof.source_code.program import Place, called_name, loaded_names
+from memprof.source_code.program import Place, called_name, calls_in, loaded_names, root_name
 from memprof.source_code.scopes import nodes_around, reads_of
 from memprof.source_code.verbs import CUTTING, JOINING, NUMBER_FUNCTIONS, TEXT_FUNCTIONS
 
@@ -18,6 +18,25 @@ _LINEAR = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 _DEEPEST = 4
 """Names that are bound one after the other, from the comprehension to the backward pass."""
 _LEARNING = "backward"
+_OF_TORCH = frozenset(("F", "functional", "nn", "torch"))
+"""Names that torch's modules are imported by."""
+
+
+def _calls_more_than_items(made: ast.ListComp | ast.GeneratorExp) -> bool:
+    """Whether each turn calls something besides methods of its item and functions of torch.
+
+    What it goes over is computed before the first turn: all passes, where it is their results.
+    """
+    targets = {
+        node.id
+        for generator in made.generators
+        for node in ast.walk(generator.target)
+        if isinstance(node, ast.Name)
+    }
+    return any(
+        isinstance(call.func, ast.Name) or root_name(call.func) not in targets | _OF_TORCH
+        for call in calls_in(made.elt)
+    )
 
 
 def goes_backward_from_sum(place: Place) -> bool:
@@ -34,6 +53,8 @@ def goes_backward_from_sum(place: Place) -> bool:
     if len(comprehensions) != 1 or hasattr(place.statement, "body"):
         return False
     (made,) = comprehensions
+    if not _calls_more_than_items(made):
+        return False
     return _goes_backward(place, made, nodes_around(place.statement, made), _DEEPEST) is True
 
 

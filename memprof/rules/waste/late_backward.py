@@ -48,7 +48,6 @@ class LateBackward(WasteRule[LossSum]):
     name = "late-backward"
     summary = "losses are added up before one backward pass, which keeps all of their graphs"
     fixes = ("early_backward",)
-    yields_to = ("repeated-call",)
 
     def matches(self, window: Window) -> Iterator[LossSum]:
         """Passes called in a loop that adds to what a later backward pass starts from."""
