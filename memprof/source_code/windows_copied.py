@@ -31,6 +31,7 @@ _UNCHANGED = (
 _COPYING = ("clone", "contiguous", "reshape")
 _OF_UNFOLD = 3
 """Arguments of a tensor's `unfold`."""
+_NARROW, _OF_NARROW = "narrow", 3
 _RANGE_WITH_STEP = 3
 """Arguments of `range`."""
 _PASSING = ("enumerate", "list", "reversed", "tqdm", "tuple")
@@ -206,7 +207,8 @@ def _items(place: Place, held: ast.expr, depth: int = 0) -> Iterator[_Part]:
         return
     if isinstance(held, (ast.ListComp, ast.GeneratorExp)):
         for generator in held.generators:
-            yield _part(held.elt, generator.target, generator.iter)
+            iterated = _meanings(place, generator.iter)[-1]
+            yield _part(held.elt, generator.target, iterated)
             for item in _items(place, generator.iter, depth + 1):
                 taken = _taken(held.elt, generator.target, item.value)
                 if taken is not None:
@@ -289,6 +291,11 @@ def _part_of_loop(value: ast.expr, loop: ast.For | ast.AsyncFor | ast.While) -> 
 def _window_of(place: Place, part: _Part) -> _Slice | None:
     """The slice that a part is, both of whose ends move with the loop's variable."""
     for node in _unchanged(part.value):
+        if isinstance(node, ast.Call):
+            start, length = node.args[1:]
+            moves = part.variables & _names(start) and not part.variables & _names(length)
+            receiver = node.func.value if isinstance(node.func, ast.Attribute) else node.func
+            return _Slice(receiver, start, length) if moves else None
         axes = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         for axis in axes:
             if not (isinstance(axis, ast.Slice) and axis.lower and axis.upper):
@@ -301,10 +308,17 @@ def _window_of(place: Place, part: _Part) -> _Slice | None:
     return None
 
 
-def _unchanged(value: ast.expr) -> Iterator[ast.Subscript]:
-    """The slices that an expression is, also scaled, converted or in another shape."""
+def _unchanged(value: ast.expr) -> Iterator[ast.Subscript | ast.Call]:
+    """The slices that an expression is, also scaled, converted or in another shape.
+
+    Or calls of a tensor's `narrow`, with its dimension, start and length.
+    """
     if isinstance(value, ast.Subscript):
         yield value
+    if isinstance(value, ast.Call) and called_name(value) == _NARROW:
+        if len(value.args) == _OF_NARROW and isinstance(value.func, ast.Attribute):
+            yield value
+        return
     inner: list[ast.expr] = []
     if isinstance(value, ast.Call) and called_name(value) in _UNCHANGED:
         inner = [*value.args[:1]]

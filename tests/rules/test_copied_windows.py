@@ -52,6 +52,12 @@ def of_an_array():
     return trained_on(torch.stack(windows))
 
 
+def by_narrow():
+    """The starts have a name, and `narrow` takes each window."""
+    signal, starts = torch.rand(VALUES // 4), range(0, VALUES // 4 - SIZE + 1, 8)
+    return trained_on(torch.cat([signal.narrow(0, at, SIZE).unsqueeze(0) for at in starts]))
+
+
 def by_positions():
     """A table of positions takes the windows out of an array, all at once."""
     series = np.random.default_rng(0).random(VALUES // 8, dtype=np.float32)
@@ -193,7 +199,7 @@ def test_a_view_is_named_with_what_it_saves(tmp_path):
 @pytest.mark.parametrize(
     "program",
     [
-        *(by_a_list, of_an_array, by_positions, inputs_and_targets, of_pairs),
+        *(by_a_list, of_an_array, by_narrow, by_positions, inputs_and_targets, of_pairs),
         of_pairs_beside_a_large_tensor,
     ],
 )
