@@ -14,6 +14,8 @@ _OF_FUNCTION = ("jacobian",)
 """Functions that are given the function and its input."""
 _MAKING = ("jacfwd", "jacrev")
 """Functions that make another one of it, which is given the input."""
+_DEEPEST = 4
+"""Functions that return what one another return, until they are given up."""
 _FIRST_OF_INPUT = 2
 """Dimensions of a result of each sample before those of the input: ``(samples, values, …)``."""
 
@@ -63,16 +65,15 @@ def _bound_to_jacobian(place: Place) -> str | None:
     return ""
 
 
-def _is_jacobian(place: Place, call: ast.Call) -> bool:
+def _is_jacobian(place: Place, call: ast.Call, depth: int = _DEEPEST) -> bool:
     """Whether a call returns a Jacobian, or is of a function of the file that returns one."""
     if called_name(call) in _OF_FUNCTION:
         return True
     if isinstance(call.func, ast.Call) and called_name(call.func) in _MAKING:
         return True
     return any(
-        isinstance(value, ast.Call) and value is not call and _is_jacobian(at, value)
-        for at, value in returned_by(place, call)
-        if at.function is not place.function
+        isinstance(value, ast.Call) and _is_jacobian(at, value, depth - 1)
+        for at, value in (returned_by(place, call) if depth else ())
     )
 
 

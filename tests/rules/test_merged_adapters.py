@@ -107,3 +107,21 @@ def test_the_factors_are_to_be_applied_and_what_it_saves(layer, product, tmp_pat
 @pytest.mark.parametrize("layer", [Applying, Shifting])
 def test_weights_without_such_a_product_are_left_alone(layer, tmp_path):
     assert merged_told(training(layer), tmp_path / "run.json") == []
+
+
+class InTurn(Merging):
+    """Methods that return what one another return, and variables that stand for one another."""
+
+    def one(self, x):
+        return self.other(x)
+
+    def other(self, x):
+        return self.one(x) if x is None else x
+
+    def forward(self, x):
+        weight = self.base.weight + self.one(x[:1, :1]) + self.up.sum()
+        return F.linear(x, weight)
+
+
+def test_what_goes_round_is_given_up(tmp_path):
+    assert merged_told(training(InTurn), tmp_path / "run.json") == []

@@ -13,7 +13,7 @@ from memprof.rules.case import Case, says
 from memprof.rules.references import advice_on_exceptions, advice_on_views
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.exception_handlers import exception_store
-from memprof.source_code.idioms import alias_of
+from memprof.source_code.idioms import alias_of, read_by_itself
 from memprof.source_code.lasting_names import Binding, binding_of, handed_on
 from memprof.source_code.patch import before, diff
 from memprof.source_code.program import Place, bound_names, place_of
@@ -209,6 +209,8 @@ def _by_rebinding(window: Window, replacements: _Replacements) -> Lingering:
         at_end = window.replayed(window.ended_at(rows, np.array(starts, dtype=np.int64) - 1))
         if at_end.bytes > _LEAST_GAIN * saving.bytes:
             saving, tentative = at_end, binding is None
+    # Of several that a statement binds, what it is given again is needed until then.
+    tentative |= binding is not None and any(read_by_itself(binding.place))
     return _match(window, rows, anchor, saving, binding, tentative=tentative)
 
 

@@ -23,6 +23,8 @@ _LEAST_SHARE = 0.1
 _PRODUCTS = frozenset(("einsum", "matmul", "mm"))
 _ADDING = "addmm"
 """Adds a product of two matrices to its first argument."""
+_DEEPEST = 4
+"""Names and methods that stand for one another, until they are given up."""
 _WEIGHT = "weight"
 
 
@@ -121,8 +123,13 @@ def _is_weight(node: ast.expr) -> bool:
     return text.startswith("self.") and text.rpartition(".")[2] == _WEIGHT
 
 
-def _product_in(place: Place, node: ast.expr | None) -> ast.expr | None:
-    """The product in an expression, in what its one variable stands for, or a method returns."""
+def _product_in(place: Place, node: ast.expr | None, depth: int = _DEEPEST) -> ast.expr | None:
+    """The product in an expression, in what its one variable stands for, or a method returns.
+
+    Names and methods may stand for one another in turn: no more than ``depth`` are followed.
+    """
+    if depth < 0:
+        return None
     for part in ast.walk(node) if node is not None else ():
         is_product = isinstance(part, ast.BinOp) and isinstance(part.op, ast.MatMult)
         if (is_product or called_name(part) in _PRODUCTS) and _is_of_self(part):
@@ -130,11 +137,12 @@ def _product_in(place: Place, node: ast.expr | None) -> ast.expr | None:
             return part
         if isinstance(part, ast.Name):
             values = [one for one in values_of(place, part.id, place.statement) if one is not None]
-            inner = _product_in(place, values[0]) if len(values) == 1 else None
+            inner = _product_in(place, values[0], depth - 1) if len(values) == 1 else None
             if inner is not None:
                 return inner
         for at, value in returned_by(place, part):
-            inner = _product_in(at, value) if at.function is not place.function else None
+            is_other = at.function is not place.function
+            inner = _product_in(at, value, depth - 1) if is_other else None
             if inner is not None:
                 return inner
     return None

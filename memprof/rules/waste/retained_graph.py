@@ -12,8 +12,8 @@ from memprof.rules.case import Case
 from memprof.rules.graph_lines import retaining
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.rules.unvisited_passes import unvisited_passes
-from memprof.source_code.idioms import keyword
-from memprof.source_code.program import Place, bound_names, calls_in, loaded_names
+from memprof.source_code.idioms import keyword, read_by_itself
+from memprof.source_code.program import Place, bound_names, calls_in, loaded_names, place_of
 from memprof.source_code.values import values_of
 from memprof.trace import EMPTY, Action, Category, Frame, Phase
 from memprof.units import format_bytes
@@ -22,6 +22,8 @@ from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["RULE"]
 
+_PART = 0.05
+"""Of the bytes, that a module has which takes part in the graph that stays."""
 _LEAST_MODULES = 3
 """Modules whose activations stay: fewer are a result that is kept, and no graph."""
 
@@ -75,6 +77,8 @@ class RetainedGraph(WasteRule[Retained]):
         saving = window.replayed(window.ended_at(rows, at))
         mask = np.zeros(len(window.lives), dtype=bool)
         mask[rows] = True
+        if _is_carried(window, rows, window.main_site(mask)):
+            return
         until = np.unique(at)
         called_at = _called_at(window, until)
         own_ends = _ends_of(window, until, called_at)
@@ -145,6 +149,22 @@ class RetainedGraph(WasteRule[Retained]):
         yield from (
             [*requests, dropped] if any(one.patch for one in requests) else [dropped, *requests]
         )
+
+
+def _is_carried(window: Window, rows: Ints, row: int) -> bool:
+    """Whether it is mostly what one module makes, and the next turn of a loop is given.
+
+    ``logits, memory = model(x, memory)``: what the graph saved is a result besides.
+    """
+    sizes = np.bincount(window.module[rows], weights=window.lives.size[rows])
+    sizes[0] = 0
+    if int((sizes >= _PART * sizes.sum()).sum()) >= _LEAST_MODULES:
+        return False
+    places = map(place_of, window.user_frames(window.stack(row)))
+    return any(
+        place is not None and place.loop is not None and any(read_by_itself(place))
+        for place in places
+    )
 
 
 def _asks(calling: Place) -> bool:
