@@ -463,7 +463,9 @@ def _collected_in(holder: Holder) -> tuple[str, str, int]:
 
     A container that a function has in a variable of its own is no object's.
     """
-    at = next((at for at, link in enumerate(holder.links) if link.kind == LinkKind.ITEM), 0)
+    items = [at for at, link in enumerate(holder.links) if link.kind == LinkKind.ITEM]
+    # One of several may lead to the object, as a list of one callback does.
+    at = next((at for at in items if holder.links[at].length > 1), 0)
     if not at or holder.links[at - 1].kind not in _ATTRIBUTES:
         return "", "", 0
     names = ".".join(link.name for link in holder.links[:at]).split(".")
