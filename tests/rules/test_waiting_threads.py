@@ -7,7 +7,7 @@ import threading
 
 import torch
 
-from tests.rules.recorded import findings_of
+from tests.rules.recorded import findings_of, findings_of_fork
 
 WIDTH = 64
 
@@ -63,30 +63,33 @@ class Keeper:
 
     def keep(self):
         made = []
-        while True:
-            made.append(torch.full((WIDTH, WIDTH), self.inbox.get()))
+        while (value := self.inbox.get()) is not None:
+            made.append(torch.full((WIDTH, WIDTH), value))
             self.outbox.put(len(made))
 
 
-def few_that_keep():
-    keepers = [Keeper() for _ in range(3)]
-
-    def step(number):
-        for keeper in keepers:
-            keeper.inbox.put(float(number))
-            keeper.outbox.get()
-
-    return step
-
-
 def test_few_threads_may_keep_more_and_more(tmp_path):
+    keepers = []
+
+    def few_that_keep():
+        keepers.extend(Keeper() for _ in range(3))
+
+        def step(number):
+            for keeper in keepers:
+                keeper.inbox.put(float(number))
+                keeper.outbox.get()
+
+        return step
+
     found = findings_of(few_that_keep, tmp_path / "run.json")[0]
+    for keeper in keepers:  # other tests look at the threads that there are
+        keeper.inbox.put(None)
     assert found.kind.value == "leak"
     assert "waiting-threads" not in (found.rule, *(one.rule for one in found.remedies))
 
 
 def test_each_thread_is_to_be_told_to_end(tmp_path):
-    found = findings_of(fires, tmp_path / "run.json")[0]
+    found = findings_of_fork(fires, tmp_path / "run.json")[0]  # the threads end with that process
     first = found.remedies[0]
     assert (found.rule, first.fix) == ("waiting-threads", "release")
     assert first.code == "self.thread = threading.Thread(target=self.work, daemon=True)"
@@ -134,8 +137,12 @@ def shards(*, ends):
     return program
 
 
+def shards_that_stay():
+    return shards(ends=False)()
+
+
 def test_threads_of_an_own_class_are_ended_where_they_are_made(tmp_path):
-    found = findings_of(shards(ends=False), tmp_path / "run.json", steps=24)[0]
+    found = findings_of_fork(shards_that_stay, tmp_path / "run.json", steps=24)[0]
     first = found.remedies[0]
     assert (found.rule, first.fix) == ("waiting-threads", "release")
     assert first.code == "shard = Shard(number)"

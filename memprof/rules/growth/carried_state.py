@@ -75,9 +75,9 @@ class CarriedState(GrowthRule[StateUpdate]):
             if not (_is_of_other_function(p, name, case) or _is_within_step(p, name, case))
         ]
         # What a model is given and returns is carried by who calls it.
-        states.sort(key=lambda one: _is_in_forward(one.place))
+        states.sort(key=_is_given)
         state = next(iter(states), None)
-        if state is None or _is_in_forward(state.place):
+        if state is None or _is_given(state):
             state = _by_other_names(near) or state
         return state or _of_any_loop(case)
 
@@ -115,6 +115,11 @@ def _is_of_other_function(place: Place, name: str, case: Case) -> bool:
     functions = {id(one.function) for one in case.assignments}
     is_local = "." not in name and _is_in_forward(place)
     return is_local and bool(functions) and id(place.function) not in functions
+
+
+def _is_given(state: StateUpdate) -> bool:
+    """Whether a variable of a model's forward has it, and no attribute."""
+    return "." not in state.name and _is_in_forward(state.place)
 
 
 def _is_in_forward(place: Place) -> bool:
