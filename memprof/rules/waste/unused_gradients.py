@@ -277,11 +277,13 @@ def _runs_within(window: Window, own: OwnGraph, trained: Collection[str]) -> boo
 
     So many calls of modules led to it: the part has that depth in the model.
     """
-    if own.called_at is None or not len(own.rows):
+    stacks = np.unique(window.lives.stack[own.rows]).tolist()
+    called = [one for one in stacks if own.called_at in window.trace.stack(one)]
+    if own.called_at is None or not called:
         return False
-    row = int(own.rows[0])
+    row = int(own.rows[window.lives.stack[own.rows] == called[0]][0])
     stack = window.stack(row)
-    outer = stack[stack.index(own.called_at) :] if own.called_at in stack else ()
+    outer = stack[stack.index(own.called_at) :]
     depth = sum(one.name.rpartition(".")[2] == _MODULE_CALL for one in outer)
     names = window.module_name(row).split(".")
     part, around = ".".join(names[:depth]), ".".join(names[: depth - 1])
