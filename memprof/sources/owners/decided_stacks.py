@@ -14,6 +14,8 @@ if TYPE_CHECKING:  # a millisecond of a recording's beginning
 __all__ = ["DecidedStacks"]
 
 Ints: TypeAlias = "npt.NDArray[np.int64]"
+_MOST = 1 << 14
+"""Pairs of a stack and a size that are remembered: batches of any length have ever more."""
 _SIZE_BITS = 44
 """More bytes has no tensor: a stack's number and a size are one number together."""
 
@@ -32,7 +34,10 @@ class DecidedStacks:
 
     def note(self, stack: int, size: int, category: int) -> None:
         """Remember what was found for a stack's tensors of a size."""
-        self._categories[_key(stack, size)] = self._latest[stack] = category
+        self._latest[stack] = category
+        key = _key(stack, size)
+        if key in self._categories or len(self._categories) < _MOST:
+            self._categories[key] = category
 
     def has(self, stack: int) -> bool:
         """Whether a look has come upon a tensor of a stack."""
