@@ -16,8 +16,10 @@ __all__ = ["StackCapture", "is_own", "recorded_frames"]
 
 _DEPTH = 64
 """Frames of a stack that are recorded, the innermost first."""
-_MOST_ALIKE = 2
-"""Of those at one line of a stack that is deeper: what calls itself says no more each time."""
+_MOST_ALIKE = 8
+"""Of those at one line of a stack that is deeper: what calls itself says no more each time. Modules
+within one another come by the same lines of torch's as well, and how many there are tells of which
+one a line is."""
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 _HIDDEN = (_PACKAGE + "/", _PACKAGE + "\\")
 
@@ -31,7 +33,7 @@ def recorded_frames(rows: Sequence[int]) -> tuple[int, ...]:
     """The rows of frames that are recorded of a stack, the innermost first.
 
     Where it is too deep, `copy.deepcopy` of a deep structure for one, functions that call
-    themselves are in it twice, so that the program's lines further out are not cut off.
+    themselves are in it a few times, so that the program's lines further out are not cut off.
     """
     if len(rows) <= _DEPTH:
         return tuple(rows)
