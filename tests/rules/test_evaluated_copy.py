@@ -36,8 +36,9 @@ def score_of_a_lighter_one(model, x):
         return net(x).square().mean().item()
 
 
-def training(evaluate):
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+def training(evaluate, model=None):
+    if model is None:
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(number):
@@ -122,18 +123,7 @@ def held_to_what_it_was(model, x):
 
 
 def training_of_a_class(evaluate):
-    model = Scored(WIDTH, WIDTH)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(number):
-        loss = model(torch.randn(2, WIDTH)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if number % 4 == 3:
-            evaluate(model, torch.randn(2, WIDTH))
-
-    return step
+    return training(evaluate, Scored(WIDTH, WIDTH))
 
 
 def test_a_twin_that_a_function_makes_for_its_values_is_a_copy(tmp_path):

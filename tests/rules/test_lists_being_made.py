@@ -14,6 +14,26 @@ from memprof.trace import Category, Frame
 from tests.rules.recorded import Recording
 
 
+def growth_of(folder, text, calls, links=(), kind=LinkKind.ITEM, steps=20, category=0):
+    """What grows where each step makes a MiB at some lines of a file, as (function, line) pairs.
+
+    ``links`` are how the search came upon it.
+    """
+    source = folder / "job.py"
+    source.write_text(text)
+    trace = TraceBuilder(device="cpu")
+    stack = tuple(Frame(name, str(source), line) for name, line in calls)
+    for step in range(steps):
+        trace.label(step=step).alloc(512, "work").free("work")
+        trace.alloc(1 << 20, f"t{step}", stack=stack, category=category)
+    more = [SourceFiles([str(source)], [digest_of(source.read_bytes())])]
+    if links:
+        holder = Holder(kind, links=[*links])
+        more.append(Finding("holders", device="cpu", step=16, stack=1, holders=[holder]))
+    run = load(Recording((trace,), more=tuple(more)).write(folder / "run.json"))
+    return [one for one in findings(run) if one.bytes_per_step]
+
+
 @pytest.mark.parametrize(
     ("owner", "statement", "is_told"),
     [
@@ -25,20 +45,13 @@ from tests.rules.recorded import Recording
     ],
 )
 def test_what_only_the_interpreter_has_is_being_made(owner, statement, is_told, tmp_path):
-    source = tmp_path / "train.py"
-    source.write_text(f"def main(parts):\n    {statement}\n")
-    trace = TraceBuilder(device="cpu")
-    for step in range(20):
-        trace.label(step=step).alloc(512, "work").free("work")
-        trace.alloc(1 << 20, f"t{step}", stack=(Frame("main", str(source), 2),))
     links = [
         Link(LinkKind.UNKNOWN, unowned=Unowned(owner=owner)),
         *([Link(LinkKind.ITEM, "5", "list", length=13)] if owner else []),
     ]
-    holder = Holder(LinkKind.ITEM if owner else LinkKind.UNKNOWN, links=links)
-    held = Finding("holders", device="cpu", step=16, stack=1, holders=[holder])
-    run = load(Recording((trace,), more=(held,)).write(tmp_path / "run.json"))
-    assert any(one.bytes_per_step for one in findings(run)) is is_told
+    kind = LinkKind.ITEM if owner else LinkKind.UNKNOWN
+    text = f"def main(parts):\n    {statement}\n"
+    assert bool(growth_of(tmp_path, text, [("main", 2)], links, kind)) is is_told
 
 
 @pytest.mark.parametrize(
@@ -49,8 +62,7 @@ def test_what_only_the_interpreter_has_is_being_made(owner, statement, is_told, 
     ],
 )
 def test_records_with_a_method_that_nothing_calls_are_told(reading, is_told, tmp_path):
-    source = tmp_path / "sweep.py"
-    source.write_text(
+    text = (
         "def run(number):\n"
         "    schedule = Schedule(number)\n"
         "    return {'loss': schedule.loss(), 'rate': schedule.rate}\n\n"
@@ -58,11 +70,6 @@ def test_records_with_a_method_that_nothing_calls_are_told(reading, is_told, tmp
         "    rows = [run(number) for number in numbers]\n"
         f"    {reading}\n"
     )
-    trace = TraceBuilder(device="cpu")
-    stack = (Frame("run", str(source), 2), Frame("main", str(source), 6))
-    for step in range(20):
-        trace.label(step=step).alloc(512, "work").free("work")
-        trace.alloc(1 << 20, f"t{step}", stack=stack)
     links = [
         Link(LinkKind.UNKNOWN, unowned=Unowned(owner="list")),
         Link(LinkKind.ITEM, "5", "list", length=13),
@@ -70,10 +77,7 @@ def test_records_with_a_method_that_nothing_calls_are_told(reading, is_told, tmp
         Link(LinkKind.BOUND_METHOD, "__self__", "Schedule.rate"),
         Link(LinkKind.ATTRIBUTE, "weights", "Schedule"),
     ]
-    holder = Holder(LinkKind.ITEM, links=links)
-    held = Finding("holders", device="cpu", step=16, stack=1, holders=[holder])
-    run = load(Recording((trace,), more=(held,)).write(tmp_path / "run.json"))
-    growing = [one for one in findings(run) if one.bytes_per_step]
+    growing = growth_of(tmp_path, text, [("run", 2), ("main", 6)], links)
     assert [(one.rule, one.remedies[0].line) for one in growing] == [("kept-method", 3)] * is_told
 
 
@@ -110,29 +114,19 @@ EACH = "answer(net, x)"
     ],
 )
 def test_dicts_with_an_entry_that_nothing_reads_are_told(owner, made, reading, rules, tmp_path):
-    source = tmp_path / "answers.py"
-    source.write_text(ANSWERS.replace("MADE", made).replace("READ", reading))
-    trace = TraceBuilder(device="cpu")
-    stack = (Frame("answer", str(source), 3), Frame("main", str(source), 7))
-    for step in range(20):
-        trace.label(step=step).alloc(512, "work").free("work")
-        trace.alloc(1 << 20, f"t{step}", stack=stack)
     links = [
         Link(LinkKind.UNKNOWN, unowned=Unowned(owner=owner)),
         Link(LinkKind.ITEM, "'q5'" if owner == "dict" else "5", owner, length=13),
         Link(LinkKind.ITEM, "'hidden'", "dict", length=2, is_record=True),
     ]
-    holder = Holder(LinkKind.ITEM, links=links)
-    held = Finding("holders", device="cpu", step=16, stack=1, holders=[holder])
-    run = load(Recording((trace,), more=(held,)).write(tmp_path / "run.json"))
-    growing = [one for one in findings(run) if one.bytes_per_step]
+    text = ANSWERS.replace("MADE", made).replace("READ", reading)
+    growing = growth_of(tmp_path, text, [("answer", 3), ("main", 7)], links)
     assert [one.rule for one in growing] == rules
     assert [one.remedies[0].line for one in growing] == [4] * len(rules)
 
 
 def test_exceptions_that_a_function_returns_are_told(tmp_path):
-    source = tmp_path / "attempts.py"
-    source.write_text(
+    text = (
         "def attempt(fn, x):\n"
         "    try:\n"
         "        return fn(x), None\n"
@@ -142,11 +136,6 @@ def test_exceptions_that_a_function_returns_are_told(tmp_path):
         "    outcomes = [attempt(fn, x) for x in batches]\n"
         "    return sum(error is not None for _, error in outcomes)\n"
     )
-    trace = TraceBuilder(device="cpu")
-    stack = (Frame("attempt", str(source), 3), Frame("main", str(source), 8))
-    for step in range(20):
-        trace.label(step=step).alloc(512, "work").free("work")
-        trace.alloc(1 << 20, f"t{step}", stack=stack)
     links = [
         Link(LinkKind.UNKNOWN, unowned=Unowned(owner="list")),
         Link(LinkKind.ITEM, "5", "list", length=13),
@@ -154,11 +143,8 @@ def test_exceptions_that_a_function_returns_are_told(tmp_path):
         Link(LinkKind.EXCEPTION, "__traceback__", "ValueError"),
         Link(LinkKind.FRAME, "x", "fn"),
     ]
-    holder = Holder(LinkKind.EXCEPTION, links=links)
-    files = SourceFiles([str(source)], [digest_of(source.read_bytes())])
-    held = Finding("holders", device="cpu", step=16, stack=1, holders=[holder])
-    run = load(Recording((trace,), more=(held, files)).write(tmp_path / "run.json"))
-    growing = [one for one in findings(run) if one.bytes_per_step]
+    calls = [("attempt", 3), ("main", 8)]
+    growing = growth_of(tmp_path, text, calls, links, LinkKind.EXCEPTION)
     assert [(one.rule, one.remedies[0].line) for one in growing] == [("stored-exception", 5)]
 
 
@@ -172,15 +158,8 @@ def test_exceptions_that_a_function_returns_are_told(tmp_path):
     ],
 )
 def test_objects_with_models_are_told_by_what_collects_them(statement, rules, tmp_path):
-    source = tmp_path / "trials.py"
-    source.write_text(f"def main(rates):\n    {statement}\n")
-    files = SourceFiles([str(source)], [digest_of(source.read_bytes())])
-    trace = TraceBuilder(device="cpu")
-    stack = (Frame("main", str(source), 2),)
-    for step in range(60):
-        trace.label(step=step).alloc(512, "work").free("work")
-        trace.alloc(1 << 20, f"m{step}", stack=stack, category=Category.PARAMETER)
-    run = load(Recording((trace,), more=(files,)).write(tmp_path / "run.json"))
-    growing = [one for one in findings(run) if one.bytes_per_step]
+    text = f"def main(rates):\n    {statement}\n"
+    made = {"steps": 60, "category": Category.PARAMETER}
+    growing = growth_of(tmp_path, text, [("main", 2)], **made)
     assert [one.rule for one in growing] == rules
     assert [one.remedies[0].line for one in growing] == [2]

@@ -49,6 +49,8 @@ class DecidedStacks:
 
     def unsaved(self, stack: Ints, size: Ints) -> npt.NDArray[np.bool_]:
         """Per tensor: whether no graph saved the like of it; without a stack none is like it."""
+        if not len(stack):  # as in most batches: what is known need not be gone through
+            return np.zeros(0, dtype=np.bool_)
         keys = (np.asarray(stack, dtype=np.int64) << _SIZE_BITS) | np.asarray(size, dtype=np.int64)
         is_known = np.isin(keys, _column(self._categories))
         by_size = np.isin(keys, _column(_without_category(self._categories)))

@@ -42,3 +42,18 @@ def test_what_has_no_stack_is_like_nothing_else(decided):
     decided.note(EMPTY, 8, NOT_SAVED)
     assert decided.has(EMPTY)
     assert decided.unsaved(np.array([EMPTY]), np.array([8])).tolist() == [False]
+
+
+def test_of_no_tensors_there_is_nothing_to_say(decided):
+    nothing = np.zeros(0, dtype=np.int64)
+    assert decided.unsaved(nothing, nothing).tolist() == []
+
+
+def test_ever_more_sizes_are_not_remembered_without_end(decided):
+    for size in range(1, 20_000):
+        decided.note(7, size, SAVED)
+    decided.note(7, 30_000, NOT_SAVED)
+    assert decided.category(7, 8, default=9) == SAVED
+    # of a size that there was no room for, as the stack was last
+    assert decided.category(7, 30_000, default=9) == NOT_SAVED
+    assert decided.category(7, 19_999, default=9) == NOT_SAVED
