@@ -190,3 +190,19 @@ def test_a_program_may_look_rows_up_itself(model, tmp_path):
 def test_a_table_that_is_read_as_a_whole_has_a_dense_gradient(model, tmp_path):
     found = findings_of(of_tables(model), tmp_path / "run.json")
     assert not [one for one in found if one.rule == "dense-embedding-gradient" and not one.minor]
+
+
+class Tied(ByFunction):
+    """What predicts an item multiplies by the very table that the items are looked up in."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(WIDTH, ROWS, bias=False)
+        self.head.weight = self.users
+
+    def forward(self, users, items):
+        return self.head(self.users[users]).sum()
+
+
+def test_a_table_that_a_head_has_as_its_weight_has_a_dense_gradient(tmp_path):
+    assert "dense-embedding-gradient" not in names(of_tables(Tied), tmp_path / "run.json")

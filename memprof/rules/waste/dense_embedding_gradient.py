@@ -180,6 +180,9 @@ def _tables(window: Window, looked_up: Bools) -> Iterator[_Table]:
         # A head, perhaps, whose gradient is dense, is as large.
         of_modules = [one for one, of in sizes if of == size]
         is_tied = not np.isin(window.module[of_size], of_modules).all()
+        # One table may serve both, and the head's gradient of it is made where the head is.
+        elsewhere = backward & ~np.isin(window.module, of_modules)
+        is_tied |= bool((elsewhere & (lives.requested == size)).any())
         made = window.made_in[of_gradient & (window.made_in >= 0)]
         lookups = int(np.bincount(made).max()) if len(made) else 1
         if not len(at_peak) or share > _MOST_LOOKED_UP * lookups or is_tied:
