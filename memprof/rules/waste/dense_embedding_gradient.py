@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memprof.rules.case import Case
+from memprof.rules.large_tensor import is_in_module
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.program import Place, place_of
 from memprof.trace import EMPTY, Category, Phase
@@ -121,6 +122,15 @@ def _of_functions(window: Window) -> Bools:
         if (frame := window.origin_of(row)) is not None and _indexes(place_of(frame))
     }
     at_lines = np.array([one in lines for one in window.owners.sites.frames])[window.site]
+    # A line may call a module as well: what that makes is no lookup.
+    stacks = np.unique(window.lives.stack[at_lines]).tolist()
+    frames = {stack: window.trace.stack(stack) for stack in stacks}
+    by_modules = [
+        stack
+        for stack in stacks
+        if any(line in frames[stack] and is_in_module(line, frames[stack]) for line in lines)
+    ]
+    at_lines &= ~np.isin(window.lives.stack, by_modules)
     of_functions: Bools = (through | at_lines) & (window.phase == Phase.FORWARD) & ~of_layers
     return of_functions
 
