@@ -111,15 +111,31 @@ def has_known_bases(place: Place) -> bool:
 def mentions(programs: Sequence[Program], name: str) -> int:
     """How often the program's files name an attribute, or have its name as a text.
 
-    Many times where an attribute is asked for by a text that is put together.
+    Many times where an attribute is asked for by a text that is put together, and where a module
+    goes over all the buffers that it has.
     """
     count = 0
     for program in programs:
         for node in program.nodes:
             count += isinstance(node, ast.Attribute) and node.attr == name
             count += isinstance(node, ast.Constant) and node.value == name
-            count += 2 * bool(isinstance(node, ast.Call) and _asks_by_text(node))
+            if isinstance(node, ast.Call):
+                count += 2 * (_asks_by_text(node) or _goes_over_own(node))
     return count
+
+
+def _goes_over_own(call: ast.Call) -> bool:
+    """Whether a call is ``self.buffers()`` or ``self.named_buffers()``.
+
+    Of another module it mostly copies or counts them, as an average of weights does.
+    """
+    function = call.func
+    return (
+        isinstance(function, ast.Attribute)
+        and function.attr in ("buffers", "named_buffers")
+        and isinstance(function.value, ast.Name)
+        and function.value.id == "self"
+    )
 
 
 def _asks_by_text(call: ast.Call) -> bool:

@@ -40,10 +40,23 @@ def _may_read(program: Program, name: str) -> bool:
     for node in program.nodes:
         if isinstance(node, ast.Call) and called_name(node) in _READING_ALL:
             return True
+        if isinstance(node, ast.Call) and _gets_attribute(node, name):
+            return True
+        # Patterns without a name are those of ``__match_args__``: for a dataclass, its fields.
+        if isinstance(node, ast.MatchClass) and (node.patterns or name in node.kwd_attrs):
+            return True
         is_read = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
         if is_read and node.attr in (name, "__dict__"):  # type: ignore[attr-defined]
             return True
     return False
+
+
+def _gets_attribute(call: ast.Call, name: str) -> bool:
+    """Whether a call is of `operator.attrgetter` with a path by an attribute, or one unknown."""
+    if called_name(call) != "attrgetter":
+        return False
+    texts = [one.value if isinstance(one, ast.Constant) else None for one in call.args]
+    return any(not isinstance(text, str) or name in text.split(".") for text in texts)
 
 
 def is_own_class(programs: Sequence[Program], name: str) -> bool:

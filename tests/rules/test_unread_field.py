@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 
+import pytest
 import torch
 
+from memprof.source_code.program import source_of
+from memprof.source_code.unread_fields import is_field_read
 from tests.rules.recorded import findings_of, names
 
 WIDTH = 64
@@ -95,3 +99,65 @@ def test_an_entry_that_nothing_reads_goes(tmp_path):
 
 def test_what_is_handed_on_may_be_read(tmp_path):
     assert "unread-field" not in names(hands_on, tmp_path / "run.json")
+
+
+@dataclass
+class Sorted:
+    certainty: float
+    sorted_output: torch.Tensor
+
+
+@dataclass
+class Matched:
+    certainty: float
+    matched_output: torch.Tensor
+
+
+def read_by_its_name_as_a_text():
+    answers = []
+
+    def step(number):
+        out = torch.rand(WIDTH, WIDTH)
+        answers.append(Sorted(certainty=out.max().item(), sorted_output=out))
+        return sum(one.sum().item() for one in map(attrgetter("sorted_output"), answers))
+
+    return step
+
+
+def read_by_a_pattern():
+    answers = []
+
+    def step(number):
+        out = torch.rand(WIDTH, WIDTH)
+        answers.append(Matched(certainty=out.max().item(), matched_output=out))
+        return sum(map(matched_sum, answers))
+
+    return step
+
+
+def matched_sum(answer):
+    match answer:
+        case Matched(certainty=certainty, matched_output=output):
+            return certainty + output.sum().item()
+
+
+@pytest.mark.parametrize("program", [read_by_its_name_as_a_text, read_by_a_pattern])
+def test_what_is_read_without_a_dot_is_read(program, tmp_path):
+    assert "unread-field" not in names(program, tmp_path / "run.json")
+
+
+@pytest.mark.parametrize(
+    ("source", "is_read"),
+    [
+        ('attrgetter("early.grad", "late")(item)', True),
+        ("attrgetter(name)(item)", True),
+        ('attrgetter("earlier")(item)', False),
+        ("match item:\n    case Item(early=value): print(value)", True),
+        ("match item:\n    case Item(value): print(value)", True),
+        ("match item:\n    case Item(late=value): print(value)", False),
+    ],
+)
+def test_attributes_are_read_by_getters_and_patterns(source, is_read, tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text(source)
+    assert is_field_read([source_of(str(file))], "early") is is_read
