@@ -25,7 +25,7 @@ from memprof.source_code.parts_read import (
     part_read,
 )
 from memprof.source_code.program import Place, place_of
-from memprof.trace import Frame
+from memprof.trace import Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.peak_without import Cuts
 from memprof.views.window import Ints, Window
@@ -199,11 +199,12 @@ def _made_by_layer(window: Window, large: LargeTensor) -> int:
 
 
 def _spared(window: Window, large: LargeTensor, part: PartRead | ComputedPart) -> Ints:
-    """What is not made any more: of a product also its gradients, which are as large."""
+    """What is not made any more, its gradients among it, which are as large."""
     made = made_on_its_line(window, large.row)
     if isinstance(part, ComputedPart):
         return np.union1d(made, np.flatnonzero(large.in_every_step))
-    return np.union1d(made, _read_likewise(window, large.row, part))
+    gradients = np.flatnonzero(large.in_every_step & (window.phase == Phase.BACKWARD))
+    return np.union1d(np.union1d(made, gradients), _read_likewise(window, large.row, part))
 
 
 def _read_likewise(window: Window, row: int, part: PartRead) -> Ints:
