@@ -217,11 +217,14 @@ def test_every_stage_of_a_pipeline_owns_its_part_of_the_model(folder, is_native)
         assert counts["ACTIVATION", PART] >= 4 * STEPS
         neighbours = (rank > 0) + (rank < RANKS - 1)
         assert counts["COMMUNICATION_BUFFER", PART] == 4 * neighbours
-        # The schedule keeps the last stage's outputs until its next step begins. They are its own
-        # once a look at the graphs has found them saved by none; when one comes, the clock says.
-        assert unowned(counts) == [] or rank == RANKS - 1
-        assert counts["UNKNOWN", PART] <= 4 * STEPS
-        assert set(unowned(counts)) <= {PART}
+        # The schedule itself keeps the last stage's outputs until its next step begins. That no
+        # graph saves them is known where a look at the graphs came in that time, as the clock has
+        # it.
+        if rank == RANKS - 1:
+            assert set(unowned(counts)) <= {PART}
+            assert counts["UNKNOWN", PART] <= 4 * STEPS
+        else:
+            assert unowned(counts) == []
 
 
 def test_buckets_gathered_parameters_and_buffers_are_blamed_for_nothing(folder, is_native):

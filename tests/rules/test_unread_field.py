@@ -8,8 +8,6 @@ from operator import attrgetter
 import pytest
 import torch
 
-from memprof.source_code.program import source_of
-from memprof.source_code.unread_fields import is_field_read
 from tests.rules.recorded import findings_of, names
 
 WIDTH = 64
@@ -144,20 +142,3 @@ def matched_sum(answer):
 @pytest.mark.parametrize("program", [read_by_its_name_as_a_text, read_by_a_pattern])
 def test_what_is_read_without_a_dot_is_read(program, tmp_path):
     assert "unread-field" not in names(program, tmp_path / "run.json")
-
-
-@pytest.mark.parametrize(
-    ("source", "is_read"),
-    [
-        ('attrgetter("early.grad", "late")(item)', True),
-        ("attrgetter(name)(item)", True),
-        ('attrgetter("earlier")(item)', False),
-        ("match item:\n    case Item(early=value): print(value)", True),
-        ("match item:\n    case Item(value): print(value)", True),
-        ("match item:\n    case Item(late=value): print(value)", False),
-    ],
-)
-def test_attributes_are_read_by_getters_and_patterns(source, is_read, tmp_path):
-    file = tmp_path / "program.py"
-    file.write_text(source)
-    assert is_field_read([source_of(str(file))], "early") is is_read

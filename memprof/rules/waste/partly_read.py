@@ -203,8 +203,21 @@ def _spared(window: Window, large: LargeTensor, part: PartRead | ComputedPart) -
     made = made_on_its_line(window, large.row)
     if isinstance(part, ComputedPart):
         return np.union1d(made, np.flatnonzero(large.in_every_step))
-    gradients = np.flatnonzero(large.in_every_step & (window.phase == Phase.BACKWARD))
+    gradients = _gradients_of(window, large, part.place)
     return np.union1d(np.union1d(made, gradients), _read_likewise(window, large.row, part))
+
+
+def _gradients_of(window: Window, large: LargeTensor, reading: Place) -> Ints:
+    """Gradients of the whole result, which the statement makes that reads a part of it.
+
+    Those of other tensors of that size, a hidden layer's perhaps, are needed as before.
+    """
+    frames = window.owners.sites.frames
+    gradients = np.flatnonzero(large.in_every_step & (window.phase == Phase.BACKWARD))
+    origins = np.unique(window.origin_site[gradients]).tolist()
+    places = {origin: place_of(frames[origin]) for origin in origins if origin}
+    own = [one for one, at in places.items() if at and at.statement is reading.statement]
+    return gradients[np.isin(window.origin_site[gradients], own)]
 
 
 def _read_likewise(window: Window, row: int, part: PartRead) -> Ints:
