@@ -61,7 +61,9 @@ _OF_RESULTS = frozenset(
 """First remedies of what is kept and was made for that."""
 _ALMOST_ALL = 0.9
 """Of the growth, that the list itself keeps: a graph behind its items would be more."""
-_FIRST = 0.5
+_SMALLER = 0.1
+"""Of the bytes of what most of a holder's results are, that others beside them take."""
+_FIRST = 0.6
 """Of a window's events, in which all of a set is made that the others work with."""
 _MODELS = "collected-models"
 _OF_A_LIST = frozenset((LinkKind.LOCAL, LinkKind.ITEM))
@@ -224,7 +226,10 @@ def _is_worked_with_later(finding: RuleFinding, examination: Examination) -> boo
     is_over = bool((window.lives.free[rows] < window.events).all())
     if int(allocs.max()) > _FIRST * window.events or not is_over:
         return False
-    return are_read_whole(window, np.unique(window.lives.stack[rows]).tolist())
+    stacks, sizes = window.lives.stack[rows], window.lives.size[rows]
+    nbytes = np.bincount(stacks, weights=sizes)
+    largest = np.flatnonzero(nbytes >= _SMALLER * nbytes.max())  # labels beside them are small
+    return are_read_whole(window, largest.tolist())
 
 
 def _is_made_at_once(finding: RuleFinding, peak: int, card: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from memprof.source_code.program import (
@@ -60,7 +60,7 @@ def _is_own(target: ast.expr) -> bool:
     return isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self"
 
 
-def _adds_to(forward: ast.AST, layer: ast.expr) -> bool:
+def _adds_to(forward: ast.FunctionDef | ast.AsyncFunctionDef, layer: ast.expr) -> bool:
     """Whether a function adds something else to what a layer returns, at once or by a variable."""
     text = ast.unparse(layer)
     calls = [one for one in calls_in(forward) if ast.unparse(one.func) == text]
@@ -76,7 +76,22 @@ def _adds_to(forward: ast.AST, layer: ast.expr) -> bool:
     def is_result(node: ast.expr) -> bool:
         return node is calls[0] or (isinstance(node, ast.Name) and node.id in names)
 
-    return any(any(map(is_result, _summands(node))) for node in ast.walk(forward))
+    chosen_by = set(parameters(forward)) - {"self"}
+    return any(
+        any(map(is_result, summands)) and not any(_is_chosen(one, chosen_by) for one in summands)
+        for summands in map(_summands, ast.walk(forward))
+    )
+
+
+def _is_chosen(summand: ast.expr, names: Collection[str]) -> bool:
+    """Whether it is one of many that the caller chooses, as ``self.up[domain](…)`` of a model."""
+    return any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Subscript)
+        and isinstance(node.func.slice, ast.Name)
+        and node.func.slice.id in names
+        for node in ast.walk(summand)
+    )
 
 
 def _summands(node: ast.AST) -> list[ast.expr]:

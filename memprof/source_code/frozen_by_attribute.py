@@ -128,6 +128,10 @@ def _modules(place: Place, receiver: ast.expr, paths: Collection[str]) -> Iterat
     iterated = _iterated(place, receiver.id) if isinstance(receiver, ast.Name) else None
     module = receiver if iterated is None else _module_iterated(iterated)
     names: set[str] = set()
+    gotten = _gotten(place, module)
+    if gotten is not None:
+        yield from (path for path in paths if _texts_of(place, gotten) & set(path.split(".")))
+        return
     if isinstance(module, ast.Attribute):
         names = {module.attr}
     elif isinstance(module, ast.Name):
@@ -173,6 +177,42 @@ def _iterated(place: Place, name: str) -> ast.expr | None:
         if isinstance(node, ast.For) and _binds(node.target, name):
             return node.iter
     return None
+
+
+def _gotten(place: Place, module: ast.expr | None) -> ast.expr | None:
+    """``name`` of ``getattr(model, name)``, which an expression or its variable stands for."""
+    values = [module]
+    if isinstance(module, ast.Name):
+        values = list(values_of(place, module.id))
+    made = values[0] if len(values) == 1 else None
+    is_got = called_name(made) == "getattr" if made is not None else False
+    return made.args[1] if is_got and isinstance(made, ast.Call) and len(made.args) > 1 else None
+
+
+def _texts_of(place: Place, name: ast.expr) -> set[str]:
+    """The texts that a name may stand for: those of what its loop goes through, or was set to.
+
+    Of ``config.frozen`` these are all that a class, a call or an assignment gives such a field.
+    """
+    if isinstance(name, ast.Name):
+        iterated = _iterated(place, name.id)
+        values = [iterated] if iterated is not None else [*values_of(place, name.id)]
+    else:
+        values = [name]
+    fields = {one.attr for one in values if isinstance(one, ast.Attribute)}
+    for node in place.program.nodes if fields else ():
+        if isinstance(node, ast.keyword) and node.arg in fields:
+            values.append(node.value)
+        elif isinstance(node, (ast.AnnAssign, ast.Assign)):
+            bound = {ast.unparse(one).rpartition(".")[2] for one in bound_names(node)}
+            values += [node.value] if bound & fields else []
+    return {
+        part.value
+        for value in values
+        if value is not None
+        for part in ast.walk(value)
+        if isinstance(part, ast.Constant) and isinstance(part.value, str)
+    }
 
 
 def _binds(target: ast.expr, name: str) -> bool:

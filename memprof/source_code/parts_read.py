@@ -107,6 +107,8 @@ class PartRead:
     """As it is written there: ``logits[:, -1]``."""
     switch: str
     """The parameter of a function on the way that says how much is computed; empty without one."""
+    kept: str = ""
+    """How many of the last places are read, as it is written; empty where others are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,7 +155,7 @@ def _part_of_call(stack: Sequence[Frame]) -> PartRead | None:
             return None
         if not _is_one_part(value.slice):
             return None
-        return PartRead(place, ast.unparse(value), switch)
+        return PartRead(place, ast.unparse(value), switch, _last_places(value))
     return None
 
 
@@ -576,7 +578,23 @@ def _only_part(place: Place, name: str, field: str, switch: str) -> PartRead | N
     if None in parts or len(texts) != 1 or parts[0] is None:
         return None
     reading = place.program.place(parts[0])
-    return PartRead(reading, texts.pop(), switch) if reading is not None else None
+    if reading is None:
+        return None
+    return PartRead(reading, texts.pop(), switch, _last_places(parts[0]))
+
+
+def _last_places(part: ast.expr) -> str:
+    """``1`` of ``x[:, -1]`` and of ``x.select(1, -1)``, ``n`` of ``x[:, -n:]``; else empty."""
+    entry: ast.expr | None = None
+    if isinstance(part, ast.Subscript):
+        entries = part.slice.elts if isinstance(part.slice, ast.Tuple) else [part.slice]
+        entry = next((one for one in entries if not _is_whole(one)), None)
+    elif isinstance(part, ast.Call) and len(part.args) > 1:
+        entry = part.args[1]
+    if isinstance(entry, ast.Slice):
+        entry = entry.lower
+    is_from_end = isinstance(entry, ast.UnaryOp) and isinstance(entry.op, ast.USub)
+    return ast.unparse(entry.operand) if is_from_end and isinstance(entry, ast.UnaryOp) else ""
 
 
 def _parts_in(place: Place, name: str, field: str, followed: set[str]) -> Iterator[ast.expr | None]:
@@ -735,9 +753,13 @@ def _is_whole(entry: ast.expr) -> bool:
 
 
 def _is_number(entry: ast.expr) -> bool:
-    """Whether an entry is a number that is written out, or the last few places: ``-1:``."""
+    """Whether an entry is a number that is written out, or the last few places: ``-1:``.
+
+    Or those before the last, ``-k:-1``: what the places of a target are predicted by.
+    """
     if isinstance(entry, ast.Slice):
-        return entry.upper is None and isinstance(entry.lower, ast.UnaryOp)
+        is_to_end = entry.upper is None or ast.unparse(entry.upper) == "-1"
+        return is_to_end and isinstance(entry.lower, ast.UnaryOp)
     if isinstance(entry, ast.UnaryOp):
         entry = entry.operand
     return isinstance(entry, ast.Constant) and type(entry.value) is int

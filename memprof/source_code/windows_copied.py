@@ -54,6 +54,8 @@ class CopiedWindows:
     """They are a view already, of `unfold`, before they are copied."""
     is_indexed: bool = False
     """A table of positions takes them, all at once."""
+    is_computed: bool = False
+    """No copies, but something is computed of each value of the view."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,7 +175,20 @@ def _copied_view(place: Place) -> CopiedWindows | None:
             unfolding = _unfolding(place, value)
             if unfolding is not None:
                 return CopiedWindows(ast.unparse(unfolding), False, False, is_view=True)
+    for value in _operands(getattr(place.statement, "value", None)):
+        unfolding = _unfolding(place, value)
+        if unfolding is not None:
+            of = ast.unparse(unfolding)
+            return CopiedWindows(of, False, False, is_view=True, is_computed=True)
     return None
+
+
+def _operands(value: ast.expr | None) -> Iterator[ast.expr]:
+    """What an expression is computed of value by value: ``x`` of ``(x - mean) / std``."""
+    sides = [value.left, value.right] if isinstance(value, ast.BinOp) else []
+    for side in sides if not isinstance(getattr(value, "op", None), ast.MatMult) else ():
+        yield side
+        yield from _operands(side)
 
 
 def _joined_values(place: Place, joined: ast.expr) -> Iterator[ast.expr]:

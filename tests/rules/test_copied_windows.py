@@ -281,3 +281,23 @@ def test_windows_that_no_window_saw_made_are_told_by_the_line_that_binds_them(tm
 def test_a_line_that_may_have_made_another_tensor_is_not_named(tmp_path, sizes, line):
     found = between_windows(tmp_path, sizes, line)
     assert [one.site.line for one in found] == [0] * len(found)
+
+
+class Scaled:
+    """The windows of the view are scaled, not the sequence before."""
+
+    def __init__(self, series):
+        windows = series.unfold(0, SIZE, HOP)
+        self.windows = (windows - series.mean()) / series.std()
+
+
+def scaled():
+    return trained_on(Scaled(torch.rand(VALUES)).windows)
+
+
+def test_a_view_of_which_all_is_computed_is_a_copy_too(tmp_path):
+    (found,) = [one for one in findings_of(scaled, tmp_path / "run.json") if not one.minor]
+    (first,) = found.remedies
+    assert (found.rule, found.bytes) == ("copied-windows", len(STARTS) * SIZE * 4)
+    assert first.code == "self.windows = (windows - series.mean()) / series.std()"
+    assert "compute that of `series` before, or of each batch" in first.why

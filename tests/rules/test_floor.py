@@ -364,6 +364,11 @@ def compare(blocks):
             torch.addmm(torch.zeros(1), query, block.T).topk(2)
 
 
+def compare_labelled(blocks):
+    """The same, where a small label is kept beside each."""
+    compare([block for block, _ in blocks])
+
+
 def go_on(blocks):
     """Most of what the job does has nothing to do with what was made first."""
     for _ in range(len(blocks) ** 2):
@@ -386,6 +391,24 @@ def test_what_is_made_first_and_then_worked_with_is_no_leak(work, is_minor, tmp_
 
     found = [one for one in findings_of(works, tmp_path / "run.json", 24) if one.bytes_per_step]
     assert [one.minor for one in found[:1]] == [is_minor]
+
+
+def test_small_labels_beside_what_is_worked_with_change_nothing(tmp_path):
+    def works():
+        model, blocks = nn.Linear(64, 64), []
+
+        @torch.no_grad()
+        def step(number):
+            blocks.append((model(torch.randn(1024, 64)), torch.ones(1024)))
+            if number == 23:
+                compare_labelled(blocks)
+                blocks.clear()
+
+        return step
+
+    found = [one for one in findings_of(works, tmp_path / "run.json", 24) if one.bytes_per_step]
+    assert found
+    assert all(one.minor for one in found)
 
 
 class Columns(nn.Module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import nn
@@ -219,3 +221,33 @@ def test_what_a_function_sets_of_the_modules_it_is_given_is_that_of_the_attribut
 def test_what_a_function_sets_of_parameters_freezes_them(tmp_path):
     found = names(lambda: training(ByParameter()), tmp_path / "run.json")
     assert "frozen-by-attribute" not in found
+
+
+@dataclass
+class Settings:
+    frozen: tuple[str, ...] = ("stem_of_names",)
+
+
+class Named(nn.Module):
+    """The modules are frozen by names that settings have."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem_of_names, self.end = layers(), nn.Linear(WIDTH, 4)
+
+    def forward(self, x):
+        return self.end(self.stem_of_names(x))
+
+
+def of_names():
+    net, settings = Named(), Settings()
+    for name in settings.frozen:
+        part = getattr(net, name)
+        part.requires_grad = False
+    return training(net)
+
+
+def test_modules_that_are_got_by_their_names_are_those_of_the_settings(tmp_path):
+    found = findings_of(of_names, tmp_path / "run.json")[0]
+    assert "`Named.stem_of_names`, which was to be frozen and is not" in found.title
+    assert found.remedies[0].typed == "part.requires_grad_(False)"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.rules.recorded import findings_of
+from tests.rules.recorded import findings_of, names
 
 
 def model():
@@ -378,3 +378,32 @@ def test_a_comprehension_computes_losses_that_are_added_up(program, code, tmp_pa
 def test_losses_that_are_computed_with_each_other_need_all_graphs(program, tmp_path):
     found = findings_of(program, tmp_path / "run.json")
     assert "late-backward" not in [one.rule for one in found]
+
+
+class Carried:
+    """A state goes from frame to frame, in an attribute: the graphs of a window are one."""
+
+    def __init__(self):
+        self.net, self.state = model(), torch.zeros(256, 64)
+
+    def window(self):
+        losses = []
+        for _ in range(4):
+            out, self.state = self.advance(torch.randn(256, 64), self.state)
+            losses.append(out.square().mean())
+        torch.stack(losses).sum().backward()
+        self.net.zero_grad()
+        self.state = self.state.detach()
+
+    def advance(self, x, state):
+        out = self.net(x + state)
+        return out, out
+
+
+def carried():
+    job = Carried()
+    return lambda number: job.window()
+
+
+def test_a_state_in_an_attribute_joins_the_graphs_of_a_window(tmp_path):
+    assert "late-backward" not in names(carried, tmp_path / "run.json")

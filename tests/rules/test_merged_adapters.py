@@ -125,3 +125,19 @@ class InTurn(Merging):
 
 def test_what_goes_round_is_given_up(tmp_path):
     assert merged_told(training(InTurn), tmp_path / "run.json") == []
+
+
+class Normed(Applying):
+    """The rows are scaled by the norms of what the weights would be: nothing is kept of these."""
+
+    @torch.no_grad()
+    def norms(self):
+        merged = torch.addmm(self.base.weight, self.up, self.down, alpha=self.scale)
+        return merged.norm(dim=1)
+
+    def forward(self, x):
+        return super().forward(x) / self.norms()
+
+
+def test_what_no_backward_pass_needs_is_no_merged_weight(tmp_path):
+    assert merged_told(training(Normed), tmp_path / "run.json") == []

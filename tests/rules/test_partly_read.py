@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 
 import pytest
@@ -389,7 +390,8 @@ def test_nothing_is_said_of_what_may_be_read(program, tmp_path):
     assert "partly-read" not in names(program, tmp_path / "run.json")
 
 
-def test_a_switch_of_the_model_is_named(tmp_path):
+@pytest.mark.parametrize(("part", "kept"), [("-1", "1"), ("-(count + 1):-1", "count + 1")])
+def test_a_switch_of_the_model_is_named(part, kept, tmp_path):
     """A model of a library that returns its logits in a field, and can be told how many."""
     folder = tmp_path / "site-packages" / "speech"
     folder.mkdir(parents=True)
@@ -411,14 +413,20 @@ def test_a_switch_of_the_model_is_named(tmp_path):
 
         @torch.no_grad()
         def step(number):
-            out = speech.answer(decoder, torch.randint(WORDS, (ROWS, POSITIONS)))
-            return out.logits[:, -1].argmax(dim=-1).tolist()
+            return read(speech.answer, decoder, torch.randint(WORDS, (ROWS, POSITIONS)))
 
         return step
 
+    (tmp_path / "reads.py").write_text(
+        "def read(answer, decoder, ids, count=3):\n"
+        "    out = answer(decoder, ids)\n"
+        f"    return out.logits[:, {part}].argmax(dim=-1).tolist()\n"
+    )
+    read = runpy.run_path(str(tmp_path / "reads.py"))["read"]
     (found,) = findings_of(program, tmp_path / "run.json")
-    assert (found.rule, found.remedies[0].typed) == ("partly-read", "model(…, logits_to_keep=1)")
-    assert "Only `out.logits[:, -1]` of the" in found.remedies[0].why
+    typed = f"model(…, logits_to_keep={kept})"
+    assert (found.rule, found.remedies[0].typed) == ("partly-read", typed)
+    assert f"Only `out.logits[:, {part}]` of the" in found.remedies[0].why
 
 
 def kernel(a, b):

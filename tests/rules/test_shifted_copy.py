@@ -125,3 +125,22 @@ def test_two_halves_are_no_copies_of_one_another(tmp_path):
 def test_what_is_typed_has_the_rows_that_the_program_goes_further(tmp_path):
     found = findings_of(lambda: training(Further(torch.randn(ROWS, WIDTH))), tmp_path / "run.json")
     assert found[0].remedies[0].typed == "obs[index + 3]"
+
+
+class Summed:
+    """Begins with the rows further on, and adds up in place all that come later."""
+
+    def __init__(self, obs):
+        self.obs = obs
+        self.to_come = torch.cat([obs[1:], obs[-1:]])
+        for at in range(ROWS - 2, ROWS - 40, -1):
+            self.to_come[at].add_(self.to_come[at + 1], alpha=0.5)
+
+    @property
+    def following(self):
+        return self.to_come
+
+
+def test_what_is_changed_in_place_has_other_values(tmp_path):
+    rules = names(lambda: training(Summed(torch.randn(ROWS, WIDTH))), tmp_path / "run.json")
+    assert "shifted-copy" not in rules

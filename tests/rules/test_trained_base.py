@@ -138,6 +138,21 @@ class Wide(nn.Module):
         return self.inner(x) + self.beside(x)
 
 
+class Chosen(nn.Module):
+    """Parts of a model for several domains, of which the caller chooses one each time."""
+
+    def __init__(self, shared):
+        super().__init__()
+        self.shared = shared
+        self.down = nn.ModuleList(nn.Linear(WIDTH, RANK, bias=False) for _ in range(2))
+        self.up = nn.ModuleList(nn.Linear(RANK, WIDTH, bias=False) for _ in range(2))
+        for one in self.up:
+            nn.init.zeros_(one.weight)
+
+    def forward(self, x, domain=0):
+        return self.shared(x) + self.up[domain](self.down[domain](x))
+
+
 def by_hand(kind, freeze=False):
     def program():
         layers = [nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
@@ -159,7 +174,8 @@ def test_adapters_by_hand_are_told_where_they_are_given_the_layer(kind, tmp_path
 
 
 @pytest.mark.parametrize(
-    "program", [by_hand(Wide), by_hand(Multiplied), by_hand(Beside, freeze=True)]
+    "program",
+    [by_hand(Wide), by_hand(Multiplied), by_hand(Chosen), by_hand(Beside, freeze=True)],
 )
 def test_branches_and_frozen_layers_are_left_alone(program, tmp_path):
     assert "trained-base" not in names(program, tmp_path / "run.json")

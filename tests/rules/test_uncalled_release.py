@@ -280,3 +280,83 @@ def test_a_mask_that_the_program_makes_is_to_take_the_place_of_the_last(tmp_path
     assert (first.rule, first.fix) == ("uncalled-release", "release")
     assert first.code == 'prune.custom_from_mask(layer, "weight", mask)'
     assert "`prune.remove()` of the same module" in first.why
+
+
+class Tenants:
+    """A function has the hub by another name."""
+
+    def __init__(self):
+        self.hub = Hub()
+
+    def admit(self, number):
+        board = self.hub
+        board.load_adapter(f"guest_{number}")
+
+
+def admits():
+    tenants = Tenants()
+    return tenants.admit
+
+
+def test_a_variable_that_is_an_attribute_is_known_by_either_name(tmp_path):
+    (found,) = findings_of(admits, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (first.fix, first.code) == ("release", 'board.load_adapter(f"guest_{number}")')
+    assert "call `board.delete_adapter()`" in first.why
+
+
+class Exporter:
+    """Has all gauges by their names, whoever asked for them."""
+
+    def __init__(self):
+        self.gauges = {}
+
+    def gauge(self, name, gauge):
+        self.gauges[name] = gauge
+        return gauge
+
+
+def observes():
+    exporter = Exporter()
+    tenants = exporter.gauge("tenants", Hub())
+
+    def step(number):
+        tenants.load_adapter(f"guest_{number}")
+        return exporter
+
+    return step
+
+
+def test_an_item_is_known_by_the_name_that_it_was_made_under(tmp_path):
+    (found,) = findings_of(observes, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (first.fix, first.code) == ("release", 'tenants.load_adapter(f"guest_{number}")')
+    assert "call `tenants.delete_adapter()` when it is done with (`Hub` has it)" in first.why
+
+
+class Steps(Answers):
+    """The method that calls the model is handed what its caller takes."""
+
+    def __init__(self):
+        super().__init__()
+        self.opening = sys.modules["chat"].GrowingCache()
+
+    def call(self, tokens, past):
+        return self.model(tokens, past=past)
+
+    def reply(self, tokens):
+        past = self.opening
+        return self.call(tokens, past)
+
+
+def replies():
+    steps = Steps()
+    return lambda number: steps.reply(torch.ones(16, 64))
+
+
+def test_the_copy_is_made_where_the_caller_takes_it(tmp_path, library):
+    library("chat")
+    (found,) = (
+        one for one in findings_of(replies, tmp_path / "run.json", 60) if one.kind is Kind.LEAK
+    )
+    assert found.remedies[0].code == "past = self.opening"

@@ -204,3 +204,26 @@ def test_a_loss_of_each_value_is_reduced_later(tmp_path):
     found = findings_of(losses_kept(of_each_value), tmp_path / "run.json")
     (one,) = [one for one in found if one.rule == "waiting-results"]
     assert one.remedies[0].fix == "reduce_predictions"
+
+
+def samples(net, x):
+    for _ in range(BATCHES):
+        sample = net(x)
+        yield {"sample": sample}
+        x = sample[:, :16].clone()
+
+
+def last_of_all():
+    net = Net()
+
+    @torch.no_grad()
+    def step(number):
+        *_, last = samples(net, torch.randn(ROWS, 16))
+        return last["sample"].mean().item()
+
+    return step
+
+
+def test_what_a_generator_yields_waits_where_all_of_it_is_collected(tmp_path):
+    (found,) = waiting(last_of_all, tmp_path / "run.json")
+    assert found.remedies[0].code == "*_, last = samples(net, torch.randn(ROWS, 16))"

@@ -29,6 +29,7 @@ from memprof.source_code.program import (
     source_of,
 )
 from memprof.source_code.scopes import qualified_name
+from memprof.source_code.values import values_of
 from memprof.trace import Frame
 
 __all__ = ["RULE"]
@@ -42,6 +43,8 @@ _NAMES = frozenset(
 """Links by whose names a program calls methods of what comes next."""
 _LASTING = frozenset(("acquire", "begin", "connect", "enable", "open", "setup", "start"))
 """Verbs of methods that may run as long as the program: what is made within one was not put in."""
+_HISTORIES = frozenset(("MetricTracker",))
+"""torchmetrics' class keeps a metric of each epoch for its `best_metric`: it is not to be reset."""
 _SHORTENING = frozenset(("crop", "truncate"))
 """Verbs of methods that take out a part: what was put in last."""
 _SAY_MORE = CYCLES | {
@@ -101,6 +104,7 @@ class UncalledRelease(GrowthRule[OneWay]):
         ways = (
             *_of_holders(case),
             *_of_filling_methods(case),
+            *_of_made_objects(case),
             *_of_stack(case),
             *_of_module(case),
             *_of_pruning(case),
@@ -174,13 +178,36 @@ def _of_holders(case: Case) -> Iterator[OneWay]:
         links = holder.links
         for at in range(len(links) - 1, 0, -1):
             above, link = links[at - 1], links[at]
-            if not link.releases or above.kind not in _NAMES:
+            if not link.releases or above.kind not in _NAMES or link.type_name in _HISTORIES:
                 continue
             name = above.name.rpartition(".")[2]
             for place, call in _calls_on(case, name):
                 way = _way(place, call, list(link.releases), link.type_name)
                 if way is not None:
                     yield way
+
+
+def _of_made_objects(case: Case) -> Iterator[OneWay]:
+    """Calls on an object that a chain has as an item, by the name that the program made it under.
+
+    ``self.score = exporter.gauge("score", CosineSimilarity())``, and ``exporter.gauges["score"]``.
+    """
+    for holder in case.finding.holders:
+        for above, link in pairwise(holder.links):
+            if not link.releases or above.kind in _NAMES or not link.type_name:
+                continue
+            for _, made in case.calls(link.type_name.rpartition(".")[2]):
+                bound = [one for one in bound_names(made.statement) if _is_plain(one)]
+                if len(bound) != 1 or not _is_own(case, made.program.filename):
+                    continue
+                for place, call in _calls_on(case, last_name(ast.unparse(bound[0]))):
+                    way = _way(place, call, list(link.releases), link.type_name)
+                    if way is not None:
+                        yield way
+
+
+def _is_plain(target: ast.expr) -> bool:
+    return isinstance(target, (ast.Attribute, ast.Name))
 
 
 def _of_filling_methods(case: Case) -> Iterator[OneWay]:
@@ -208,19 +235,25 @@ def _of_filling_methods(case: Case) -> Iterator[OneWay]:
 def _calls_on(case: Case, name: str) -> Iterator[tuple[Place, ast.Call]]:
     """Calls of methods of what is called ``name``, or of itself; those that ran come first."""
     for _, place in case.frames:
-        yield from ((place, call) for call in own_calls(place.statement) if _is_on(call, name))
+        calls = own_calls(place.statement)
+        yield from ((place, call) for call in calls if _is_on(call, name, place))
     for program in case.programs:
         for call in calls_in(program.tree) if _is_own(case, program.filename) else ():
-            where = program.at(call.lineno) if _is_on(call, name) else None
-            if where is not None:
+            where = program.at(call.lineno)
+            if where is not None and _is_on(call, name, where):
                 yield where, call
 
 
-def _is_on(call: ast.Call, name: str) -> bool:
+def _is_on(call: ast.Call, name: str, place: Place) -> bool:
+    """Whether a call is of what has a name, or of a variable that is bound to that alone."""
     function = call.func
     inner = function.value if isinstance(function, ast.Attribute) else function
-    is_name_or_attribute = isinstance(inner, (ast.Name, ast.Attribute))
-    return is_name_or_attribute and last_name(ast.unparse(inner)) == name
+    if not isinstance(inner, (ast.Name, ast.Attribute)):
+        return False
+    if last_name(ast.unparse(inner)) == name:
+        return True
+    values = list(values_of(place, inner.id)) if isinstance(inner, ast.Name) else []
+    return len(values) == 1 and isinstance(values[0], ast.Attribute) and values[0].attr == name
 
 
 def _of_stack(case: Case) -> Iterator[OneWay]:
@@ -314,7 +347,9 @@ def _within_kept(case: Case, links: Sequence[Link]) -> Iterator[OneWay]:
             shortening = [one for one in link.releases if one.split("_")[0] in _SHORTENING]
             release = opposite(method, shortening) or opposite(method, link.releases)
             if release:
-                taken = _taken(case, place)
+                callers = [one for _, one in case.frames if one.program is place.program]
+                places = [place, *callers]
+                taken = next(filter(None, (_taken(case, one) for one in places)), None)
                 argument = taken[1] if taken else _handed_over(place, caller, method)
                 at = taken[0] if taken else place
                 line = at.line if taken else own.line

@@ -94,6 +94,12 @@ class CopiedWindowsRule(WasteRule[Windows]):
                 f"`{sequence}.unfold(…)` takes no memory until it is copied: keep it, and index it "
                 f"for each batch. {format_bytes(match.nbytes)} are copies."
             )
+        if match.windows.is_computed:
+            why = (
+                f"`{sequence}.unfold(…)` takes no memory until something is computed of it, here "
+                f"{format_bytes(match.nbytes)}: compute that of `{sequence}` before, or of each "
+                "batch."
+            )
         yield Advice("unfold", why, case.site, remains=match.remains)
 
 
@@ -107,7 +113,7 @@ def _stacked(window: Window, rows: Ints) -> _Stacked | None:
     windows = copied_windows(place) if place is not None else None
     if windows is None:
         return None
-    of = _sequences(window, row) if not is_bare else None
+    of = None if is_bare else _sequences(window, row, is_computed=windows.is_computed)
     overlaps = windows.is_overlapping or not (windows.is_converted or of is None)
     if not overlaps or 2 * window.lives.size[row] < nbytes:
         return None  # nothing says that each value is there twice, or no one tensor has it all
@@ -117,7 +123,7 @@ def _stacked(window: Window, rows: Ints) -> _Stacked | None:
     return _Stacked(row, rows, nbytes, windows, 0 if of is None else of)
 
 
-def _sequences(window: Window, row: int) -> int | None:
+def _sequences(window: Window, row: int, *, is_computed: bool) -> int | None:
     """Bytes of the largest tensor that may be the sequence and is gone by the peak; 0 without.
 
     None where a tensor was there as the windows were made that is too large to be in them twice.
@@ -125,6 +131,8 @@ def _sequences(window: Window, row: int) -> int | None:
     lives = window.lives
     there = lives.alive_at(int(lives.alloc[row])) & ~window.has_owner
     there[row] = False
+    if is_computed:  # what it is computed of on its line is as large
+        there &= window.site != window.site[row]
     if (_OVERLAP * lives.size[there] > lives.size[row]).any():
         return None
     return int(lives.size[there & ~window.at_peak].max(initial=0))

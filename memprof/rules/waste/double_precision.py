@@ -32,6 +32,8 @@ _LEAST_NOTED = 64 << 10
 """Bytes of a result whose precision is recorded."""
 _LBFGS_FILE = "/torch/optim/lbfgs.py"
 _DOUBLE = frozenset(("double", "float64"))
+_CLOSE = 2.0**-23
+"""The step between 1 and the next number in single precision (IEEE 754)."""
 _MODULE_FILE = "/torch/nn/modules/module.py"
 
 
@@ -49,6 +51,8 @@ class DoublePrecision(WasteRule[Match]):
             return
         parameters = window.at_peak & (window.category == Category.PARAMETER)
         if made_through(window, _is_lbfgs).any():  # its line searches end early in float32
+            return
+        if any(map(_compares_closely, window.programs)):
             return
         double = parameters & made_through(window, _is_conversion)
         look_at = None
@@ -133,6 +137,16 @@ def _asks_for_double(program: Program, call: ast.Call) -> bool:
         last_name(ast.unparse(one)) for one in (call.func.value, *bound_names(place.statement))
     ]
     return bool(calls_in(program.tree, *known_by))
+
+
+def _compares_closely(program: Program) -> bool:
+    """Whether a file compares with less than float32 can tell from 0 beside 1: ``err < 1e-9``."""
+    return any(
+        isinstance(one, ast.Constant) and isinstance(one.value, float) and 0 < one.value < _CLOSE
+        for node in program.nodes
+        if isinstance(node, ast.Compare)
+        for one in node.comparators
+    )
 
 
 def _is_conversion(frame: Frame) -> bool:

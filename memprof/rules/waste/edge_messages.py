@@ -16,7 +16,8 @@ from memprof.rules.case import Case
 from memprof.rules.large_tensor import LargeTensor, large_tensor
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.edge_layers import LinearOfEdges, linear_of_edges, linear_of_sums
-from memprof.source_code.program import Program, place_of, source_of
+from memprof.source_code.idioms import keyword
+from memprof.source_code.program import Program, calls_in, place_of, source_of
 from memprof.trace import Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.stacks import made_at_lines
@@ -85,7 +86,7 @@ class EdgeMessages(WasteRule[Messages]):
             )
             return
         layer = _fusing_layer(window.stack(large.row))
-        if not layer:
+        if not layer or _adds_up_in_several_ways(window.programs, layer):
             return
         yield Messages(
             row=large.row,
@@ -184,6 +185,17 @@ def _weighs_each(window: Window, large: LargeTensor) -> bool:
     """Whether something as large was there already when all rows of the step were gathered."""
     alive = window.lives.alive_at(int(window.lives.alloc[large.row]) - 1)
     return bool((alive & (window.lives.requested == window.lives.requested[large.row])).any())
+
+
+def _adds_up_in_several_ways(programs: Sequence[Program], layer: str) -> bool:
+    """Whether a program makes such a layer with several aggregations: ``aggr=["mean", "max"]``.
+
+    PyG 2.6 computes these of messages alone.
+    """
+    given = (
+        keyword(call, "aggr") for program in programs for call in calls_in(program.tree, layer)
+    )
+    return any(isinstance(one, (ast.List, ast.Tuple)) and len(one.elts) > 1 for one in given)
 
 
 def _fusing_layer(stack: Sequence[Frame]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.gradients_by_hand import reads_gradients, sets_gradient_none
 from memprof.source_code.idioms import keyword
 from memprof.source_code.patch import diff, without_keyword
 from memprof.source_code.program import calls_in
@@ -81,7 +82,7 @@ class HeldGradients(WasteRule[GradientsInTheWay]):
 def _of_the_step_before(window: Window) -> Iterator[GradientsInTheWay]:
     """Gradients of earlier steps that are there when a forward pass ends, in most steps."""
     begins = _backward_begins(window)
-    if len(begins) < 3:
+    if len(begins) < 3 or _are_the_programs_own(window):
         return
     lives = window.lives
     crossing = window.freed_in > window.made_in  # the others cannot be there in a later step
@@ -122,6 +123,15 @@ def _of_the_step_before(window: Window) -> Iterator[GradientsInTheWay]:
         tentative=window.share(nbytes) < _LEAST_SHARE and not _are_filled(window),
         across_steps=True,
     )
+
+
+def _are_the_programs_own(window: Window) -> bool:
+    """Whether the program clears no gradients and works with them by itself, as with momentum."""
+    clears = any(
+        calls_in(program.tree, "zero_grad", "zero_") or sets_gradient_none(program)
+        for program in window.programs
+    )
+    return not clears and any(map(reads_gradients, window.programs))
 
 
 def _are_filled(window: Window) -> bool:

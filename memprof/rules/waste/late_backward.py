@@ -197,15 +197,20 @@ def _goes_on(place: Place, loop: ast.AST) -> bool:
     """
     line = place.statement.lineno
     bindings = [
-        (statement.lineno, target.id)
+        (statement.lineno, ast.unparse(target))
         for statement in ast.walk(loop)
         if isinstance(statement, ast.stmt)
         for target in bound_names(statement)
-        if isinstance(target, ast.Name)
+        if isinstance(target, (ast.Attribute, ast.Name))
     ]
     before = {name for at, name in bindings if at < line}
     later = {name for at, name in bindings if at >= line}
-    return bool(loaded_names(_added_part(place.statement)) & (later - before))
+    used = {
+        ast.unparse(node)
+        for node in ast.walk(_added_part(place.statement))
+        if isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Load)
+    }
+    return bool(used & (later - before))
 
 
 def _added_part(statement: ast.stmt) -> ast.AST:

@@ -11,6 +11,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.program import Place, bound_names, called_name, nodes_of, place_of
+from memprof.source_code.torch_modes import is_under_no_grad
 from memprof.source_code.values import returned_by, values_of
 from memprof.trace import SURVIVOR_AGE, Category
 from memprof.units import format_bytes
@@ -54,7 +55,8 @@ class MergedAdapters(WasteRule[MergedWeights]):
         for site in window.large_sites(as_large & window.at_peak, _LEAST_SHARE):
             place = place_of(window.owners.sites.frames[site])
             product = _product(place) if place is not None else None
-            if place is None or product is None:
+            # Nothing is kept for a backward pass of what a method computes of them under no_grad.
+            if place is None or product is None or is_under_no_grad(place):
                 continue
             of_site = as_large & (window.site == site)
             there = of_site & window.at_peak

@@ -24,7 +24,7 @@ from memprof.source_code.parts_read import (
     gathered_part,
     part_read,
 )
-from memprof.source_code.program import Place, place_of
+from memprof.source_code.program import Place, calls_in, place_of
 from memprof.trace import Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.peak_without import Cuts
@@ -36,6 +36,8 @@ _LEAST_SHARE = 0.2
 """Of the peak, that each of the gathered has: less is not worth rows at a time."""
 _AFTER_NEXT = 2
 """Places further in a list: a state is made of the one before it, or of two."""
+_HOOKS = ("register_forward_hook", "register_module_forward_hook")
+"""What is given the results of layers."""
 _OF_LINEAR = "/torch/nn/modules/linear.py"
 
 
@@ -60,7 +62,7 @@ class PartlyReadResult(WasteRule[PartlyRead]):
             yield gathered
             return
         large = large_tensor(window)
-        if large is None:
+        if large is None or _is_shown_to_hooks(window, large):
             return
         part, row, rows = _part(window, large), large.row, large.there
         if part is None:
@@ -101,7 +103,7 @@ class PartlyReadResult(WasteRule[PartlyRead]):
                 f"Only `{part.text}` of the {nbytes} is read ({name}:{part.place.line}): take that "
                 "part of what goes into the layer, not of its result."
             )
-            typed = f"model(…, {part.switch}=1)" * bool(part.switch)
+            typed = f"model(…, {part.switch}={part.kept})" * bool(part.switch and part.kept)
             yield Advice("narrow_first", why, case.site, typed=typed)
         elif part.instead is Instead.FIRST:
             why = f"Only `{part.text}` of the {nbytes} is read: `topk` finds these, and no others."
@@ -239,6 +241,13 @@ def _read_likewise(window: Window, row: int, part: PartRead) -> Ints:
 def _is_in_function_of(place: Place | None, other: Place) -> bool:
     """Whether two statements are of the same function."""
     return place is not None and place.program is other.program and place.function is other.function
+
+
+def _is_shown_to_hooks(window: Window, large: LargeTensor) -> bool:
+    """Whether a layer makes it, in a program that registers hooks which may read all of it."""
+    return bool(window.module[large.row]) and any(
+        calls_in(program.tree, *_HOOKS) for program in window.programs
+    )
 
 
 def _part(window: Window, large: LargeTensor) -> PartRead | ComputedPart | None:

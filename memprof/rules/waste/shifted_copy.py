@@ -11,7 +11,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.lifespan import stays_near_peak
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Place, assigned, called_name, place_of
+from memprof.source_code.program import Place, Program, assigned, called_name, place_of
 from memprof.source_code.verbs import JOINING
 from memprof.units import format_bytes
 from memprof.views.window import Window
@@ -23,6 +23,8 @@ _LEAST_SHARE = 0.15
 _ABOUT = 0.02
 """By which both may differ: the last row may be left out."""
 _ROLL = "roll"
+_KEEPING = frozenset(("pin_memory_", "requires_grad_", "share_memory_"))
+"""What changes a tensor and none of its values."""
 _COPIES = frozenset(("clone", "contiguous"))
 
 
@@ -50,7 +52,7 @@ class ShiftedCopyRule(WasteRule[ShiftedCopy]):
         for site in window.large_sites(mask, _LEAST_SHARE):
             place = place_of(window.owners.sites.frames[site])
             shifted = _shifted(place) if place is not None else None
-            if shifted is None:
+            if place is None or shifted is None or _is_changed(place.program, shifted[1]):
                 continue
             rows = np.flatnonzero(mask & (window.site == site))
             size = int(lives.requested[rows].max())
@@ -83,6 +85,26 @@ class ShiftedCopyRule(WasteRule[ShiftedCopy]):
         further = match.rows_further
         typed = f"{match.source}[index + {further}]" if further else ""
         yield Advice("store_once", why, case.site, typed=typed)
+
+
+def _is_changed(program: Program, name: str) -> bool:
+    """Whether a file changes values of a tensor in place: ``name[t].add_(…)``, ``name[t] = …``."""
+    for node in program.nodes:
+        changed: ast.expr | None = None
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            is_in_place = node.func.attr.endswith("_") and not node.func.attr.endswith("__")
+            changed = node.func.value if is_in_place and node.func.attr not in _KEEPING else None
+        elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            changed = node
+        elif isinstance(node, ast.AugAssign):
+            changed = node.target
+        while isinstance(changed, ast.Subscript) and ast.unparse(changed) != name:
+            changed = changed.value
+        # What a dictionary's entry is assigned to is its first value.
+        is_entry = isinstance(node, ast.Subscript) and node is changed
+        if changed is not None and not is_entry and ast.unparse(changed) == name:
+            return True
+    return False
 
 
 def _heads(window: Window, source: str) -> list[int]:

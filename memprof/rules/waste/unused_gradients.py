@@ -13,6 +13,7 @@ from memprof.rules.lifespan import FEWEST_STEPS
 from memprof.rules.needless_graphs import OwnGraph, graph_for_nothing, without_graph
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.asked_gradients import data_asked_for_gradients
+from memprof.source_code.gradients_by_hand import reads_gradients, sets_gradient_none
 from memprof.source_code.idioms import keyword, optimizers_made
 from memprof.source_code.patch import diff, wrapped
 from memprof.source_code.program import Place, Program, called_name, calls_in, place_of
@@ -71,7 +72,9 @@ class UnusedGradients(WasteRule[UnreadGradients]):
         gradient = window.category == Category.GRADIENT
         gradient &= window.phase == Phase.BACKWARD  # else a buffer that gradients are views of
         state = set(window.module[window.category == Category.OPTIMIZER_STATE].tolist())
-        staying = gradient & (window.stays | _outlast_steps(window, gradient, state))
+        staying = gradient & window.stays
+        if not any(map(sets_gradient_none, window.programs)):  # whose go now and then by that
+            staying |= _outlast_steps(window, gradient, state)
         beside = _beside_trained(window, gradient, staying, state)
         if beside is not None:
             yield beside
@@ -257,11 +260,7 @@ def _has_states(programs: Collection[Program]) -> bool:
     made = [call for call, _ in optimizers_made(programs)]
     if any(optimizers_made(programs, (_ONE_FOR_ALL,))):
         return False
-    is_read = any(
-        isinstance(node, ast.Attribute) and node.attr == "grad" and isinstance(node.ctx, ast.Load)
-        for program in programs
-        for node in program.nodes
-    )
+    is_read = any(map(reads_gradients, programs))
     return len(made) == 1 and _keeps_states(made[0]) and not is_read
 
 

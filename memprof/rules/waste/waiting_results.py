@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 import numpy as np
 
@@ -37,6 +37,7 @@ _FEWEST = 4
 """Results at the peak."""
 _WIDE_LOSSES = frozenset(("binary_cross_entropy", "mse_loss", "smooth_l1_loss", "soft_margin_loss"))
 """Losses whose mean or sum has the storage of all their values."""
+_COLLECTING = frozenset(("list", "sorted", "tuple"))
 _MOST_ROOM = 0.1
 """Of the results, that may come as one of those before goes while most of them stay."""
 
@@ -87,7 +88,9 @@ class WaitingResultsRule(WasteRule[WaitingResults]):
                 saving=window.replayed(_without(window, own, np.flatnonzero(computed))),
                 tentative=reads_outside_torch(with_imported(window.programs)),
                 fate=fate,
-                kept_at=_keeping_frame(window, fate.stack) or calling_frame(window, fate.stack),
+                kept_at=_collecting_frame(window, fate.stack)
+                or _keeping_frame(window, fate.stack)
+                or calling_frame(window, fate.stack),
                 loss=_wide_loss(window, int(there[-1])),
             )
 
@@ -182,6 +185,37 @@ def _is_as_it_was(value: ast.expr, names: set[str]) -> bool:
     is_computed = any(isinstance(one, (ast.BinOp, ast.Compare)) for one in ast.walk(value))
     is_own = bool(loaded_names(value) & names)
     return is_own and not is_computed and calls <= SAME_VALUES | {"detach"}
+
+
+def _collecting_frame(window: Window, stack: int) -> Frame | None:
+    """The line that has all that a generator yields at once, where results come of that.
+
+    ``*_, last = samples()``, or ``list(samples())``.
+    """
+    for inner, outer in pairwise(window.user_frames(window.trace.stack(stack))):
+        generator, place = place_of(inner), place_of(outer)
+        if generator is None or place is None or generator.function is None:
+            continue
+        nodes = ast.walk(generator.function)
+        yields = any(isinstance(one, (ast.Yield, ast.YieldFrom)) for one in nodes)
+        name = generator.function.name
+        if yields and any(_collects(node, name) for node in ast.walk(place.statement)):
+            return outer
+    return None
+
+
+def _collects(node: ast.AST, generator: str) -> bool:
+    """Whether an expression or statement keeps all that a call of a generator yields."""
+    if isinstance(node, ast.Assign):
+        targets = [one for target in node.targets for one in ast.walk(target)]
+        return called_name(node.value) == generator and any(
+            isinstance(one, ast.Starred) for one in targets
+        )
+    if isinstance(node, ast.Call) and called_name(node) in _COLLECTING:
+        return any(called_name(one) == generator for one in node.args)
+    if isinstance(node, ast.ListComp):
+        return called_name(node.generators[0].iter) == generator
+    return False
 
 
 def _keeping_frame(window: Window, stack: int) -> Frame | None:
