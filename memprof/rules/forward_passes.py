@@ -23,6 +23,7 @@ __all__ = [
     "block_names",
     "checkpointed",
     "forward_passes",
+    "kept_beyond_pass",
     "one_at_a_time",
     "runs_within",
 ]
@@ -254,3 +255,31 @@ def _replay(window: Window, rows: list[Ints], start: list[Ints], end: list[Ints]
     if not rows:
         return Saving(window.peak.bytes, window.peak.bytes)
     return window.replayed(Cuts(np.concatenate(rows), np.concatenate(start), np.concatenate(end)))
+
+
+def kept_beyond_pass(window: Window, *, to_its_end: bool = False) -> Bools:
+    """What modules within a model make in a pass without a backward pass, and leave behind it.
+
+    ``to_its_end``: also what goes with the pass' output before anything else is made.
+    """
+    lives = window.lives
+    names = [label.module for label in window.trace.tables.labels]
+    candidate = (window.module > 0) & ~window.has_owner & (window.freed_by != Phase.BACKWARD)
+    candidate &= window.phase == Phase.FORWARD
+    # What is there while another model's backward pass runs is of its graph by all that is known;
+    # but a pass of which nothing is freed by a backward pass has none.
+    of_graph = window.category == Category.ACTIVATION
+    freed_backward = of_graph & (window.freed_by == Phase.BACKWARD)
+    inner = np.array(["." in name for name in window.owners.module.names], dtype=bool)
+    candidate &= inner[window.module]
+    kept = np.zeros(len(lives), dtype=bool)
+    for root in sorted({name.partition(".")[0] for name in names if name}):
+        inside = np.array([name.partition(".")[0] == root for name in names], dtype=bool)
+        for first, last, following in runs_within(window, inside):
+            low, high = np.searchsorted(lives.alloc, [first, last + 1])
+            rows = np.arange(low, high)
+            own = candidate[rows] & (lives.free[rows] > (last if to_its_end else following))
+            if freed_backward[rows].any():
+                own &= ~of_graph[rows]
+            kept[rows[own]] = True
+    return kept

@@ -13,7 +13,7 @@ from memprof.source_code.reductions import (
     reducing,
     reduction_of,
 )
-from memprof.source_code.scopes import nodes_around, reads_of
+from memprof.source_code.scopes import COMPREHENSIONS, nodes_around, reads_of
 from memprof.source_code.verbs import FILLING, JOINING
 
 __all__ = ["reduction_of_all"]
@@ -110,7 +110,10 @@ def _reduction(read: ast.expr, around: list[ast.AST], program: Program) -> Reduc
     if isinstance(parent, (ast.For, ast.AsyncFor)) and parent.iter is read:
         return _in_loop(parent, program)
     if isinstance(parent, ast.comprehension) and parent.iter is read and len(parents) > 1:
-        return _of_each(parents[-2], parent.target, program)
+        target = parent.target
+        if called_name(read) == "items" and isinstance(target, ast.Tuple):
+            target = target.elts[-1]
+        return _of_each(parents[-2], target, program)
     joined = parent
     if not isinstance(joined, ast.Call) or called_name(joined) not in JOINING:
         return None
@@ -153,7 +156,8 @@ def _of_each(scope: ast.AST, target: ast.expr, program: Program) -> Reduction | 
         return None
     calls = []
     for load, nodes in reads_of(scope, target.id):
-        if _is_measured(nodes) or load.lineno < target.lineno:
+        is_before = load.lineno < target.lineno and not isinstance(scope, COMPREHENSIONS)
+        if _is_measured(nodes) or is_before:
             continue
         node, around = _part(load, nodes)
         call = reducing(node, around) if around else None

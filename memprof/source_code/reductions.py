@@ -338,7 +338,7 @@ def computed_by_value(node: ast.AST, waiting: list[ast.AST]) -> ast.expr | None:
     a dimension within each row.
     """
     parent = waiting.pop()
-    if isinstance(parent, (ast.BinOp, ast.UnaryOp)):
+    if isinstance(parent, (ast.BinOp, ast.Compare, ast.UnaryOp)):
         return None if isinstance(getattr(parent, "op", None), ast.MatMult) else parent
     call = _called_with(node, [*waiting, parent])
     if call is None or called_name(call) not in _ELEMENTWISE or _operand(call) is not node:

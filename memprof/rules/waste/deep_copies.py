@@ -12,7 +12,7 @@ from memprof.rules.case import Case
 from memprof.rules.lifespan import stays_near_peak
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.frame_kind import is_copy_module
-from memprof.source_code.program import Place, calls_in, place_of
+from memprof.source_code.program import Place, assigned, calls_in, place_of
 from memprof.trace import Category
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Ints, Window
@@ -32,6 +32,8 @@ class DeepCopies(Match):
     """What is copied."""
 
     source: str = ""
+    is_best: bool = False
+    """It is the best so far of what goes on to be trained."""
 
 
 class DeepCopiesRule(WasteRule[DeepCopies]):
@@ -68,19 +70,74 @@ class DeepCopiesRule(WasteRule[DeepCopies]):
                 source=source,
             )
             return
+        yield from _of_the_best(window, by_copying, staying & ~copied)
 
     def title(self, match: DeepCopies) -> str:
         """Say how many there are."""
+        if match.is_best:
+            return f"are copies of what `{match.source}` refers to besides its weights"
         return f"are {len(match.rows)} copies of a tensor that `{match.source}` refers to"
 
     def advice(self, match: DeepCopies, case: Case) -> Iterator[Advice]:
-        """Copy the object alone."""
+        """Copy the object alone, or the weights that it has."""
+        if match.is_best:
+            why = (
+                f"`deepcopy` copies all that the best `{match.source}` refers to: "
+                f"{format_bytes(match.nbytes)} are no weights. Copy its model alone, or the "
+                "`state_dict()` of that, and load it where the best is asked for."
+            )
+            yield Advice("store_once", why, case.site)
+            return
         why = (
             f"`deepcopy` copies all that `{match.source}` refers to, {format_bytes(match.nbytes)} "
             "of tensors that are there already: where nothing writes to them, copy the object "
             f"alone (`copy.copy({match.source})`), or keep the data out of it."
         )
         yield Advice("store_once", why, case.site, typed=f"copy.copy({match.source})")
+
+
+def _of_the_best(window: Window, by_copying: Bools, others: Bools) -> Iterator[DeepCopies]:
+    """What a copy of the best so far has besides weights, where the same is there once more.
+
+    `if score > best: best, kept = score, copy.deepcopy(agent)`, of an agent with its replay memory.
+    """
+    lives = window.lives
+    copied = by_copying & ~window.has_owner
+    copied &= np.isin(lives.requested, np.unique(lives.requested[others & ~window.has_owner]))
+    weights = np.unique(lives.requested[window.category == Category.PARAMETER])
+    for site in window.large_sites(copied & window.at_peak, _LEAST_SHARE):
+        place = place_of(window.owners.sites.frames[site])
+        source = _source(place) if place is not None and _is_of_the_best(place) else ""
+        of_site = by_copying & (window.site == site)
+        # The copied model may not have been called yet: then its weights are known by their sizes.
+        if not source or (of_site & np.isin(lives.requested, weights)).sum() < _FEWEST:
+            continue
+        every = np.flatnonzero(copied & of_site)
+        there = every[window.at_peak[every]]
+        yield DeepCopies(
+            row=int(there[lives.size[there].argmax()]),
+            rows=there,
+            nbytes=int(lives.size[there].sum()),
+            saving=window.replayed(window.whole(every)),
+            source=source,
+            is_best=True,
+        )
+        return
+
+
+def _is_of_the_best(place: Place) -> bool:
+    """Whether a statement stands under ``if score > best``, with ``best = score`` beside it."""
+    for around in place.around:
+        test = around.test if isinstance(around, ast.If) else None
+        if not isinstance(around, ast.If) or not isinstance(test, ast.Compare):
+            continue
+        sides = {ast.unparse(one) for one in (test.left, *test.comparators)}
+        for node in ast.walk(around):
+            for target, value in assigned(node):
+                text = ast.unparse(value) if value is not None else ""
+                if {ast.unparse(target), text} == sides:
+                    return True
+    return False
 
 
 def _made_by_copying(window: Window) -> Bools:

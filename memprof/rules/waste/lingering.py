@@ -64,7 +64,10 @@ class LingeringValues(WasteRule[Lingering]):
     name = "lingering"
     summary = "old values live on until their replacement is there"
     fixes = ("del_ref", "clear_traceback", "clone_view", "cpu_offload")
-    yields_to = ("retained-graph", "unvisited-graph", "old-graphs", "logged-graph", "shuffled-copy")
+    yields_to = (
+        *("retained-graph", "deep-copies"),
+        *("unvisited-graph", "old-graphs", "logged-graph", "shuffled-copy"),
+    )
     names_holders = True
 
     def matches(self, window: Window) -> Iterator[Lingering]:

@@ -10,12 +10,12 @@ from typing import TypeGuard
 import numpy as np
 
 from memprof.rules.case import Case
-from memprof.rules.forward_passes import runs_within
+from memprof.rules.forward_passes import kept_beyond_pass
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import arguments_named, keyword
 from memprof.source_code.program import Place, Program, assigned, calls_in, place_of
-from memprof.trace import Category, Frame, Phase
+from memprof.trace import Frame
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Ints, Window
 
@@ -357,33 +357,11 @@ def _takes_by_place(node: ast.AST, lists: Collection[str], first: int) -> bool:
 
 
 def _kept_beyond_pass(window: Window, *, to_its_end: bool = False) -> Bools:
-    """What modules within a model make in a pass without a backward pass, and leave behind it.
-
-    ``to_its_end``: also what goes with the pass' output before anything else is made.
-    """
-    lives = window.lives
-    names = [label.module for label in window.trace.tables.labels]
-    candidate = (window.module > 0) & ~window.has_owner & (window.freed_by != Phase.BACKWARD)
-    candidate &= window.phase == Phase.FORWARD
-    # What is there while another model's backward pass runs is of its graph by all that is known;
-    # but a pass of which nothing is freed by a backward pass has none.
-    of_graph = window.category == Category.ACTIVATION
-    freed_backward = of_graph & (window.freed_by == Phase.BACKWARD)
-    inner = np.array(["." in name for name in window.owners.module.names], dtype=bool)
-    candidate &= inner[window.module]
-    kept = np.zeros(len(lives), dtype=bool)
-    for root in sorted({name.partition(".")[0] for name in names if name}):
-        inside = np.array([name.partition(".")[0] == root for name in names], dtype=bool)
-        for first, last, following in runs_within(window, inside):
-            low, high = np.searchsorted(lives.alloc, [first, last + 1])
-            rows = np.arange(low, high)
-            own = candidate[rows] & (lives.free[rows] > (last if to_its_end else following))
-            if freed_backward[rows].any():
-                own &= ~of_graph[rows]
-            kept[rows[own]] = True
-    stacks = np.unique(lives.stack[kept]).tolist()
+    """What a library's modules leave behind a pass, see `kept_beyond_pass`."""
+    kept = kept_beyond_pass(window, to_its_end=to_its_end)
+    stacks = np.unique(window.lives.stack[kept]).tolist()
     others = [stack for stack in stacks if not _is_of_library(window, stack)]
-    kept &= ~np.isin(lives.stack, others)
+    kept &= ~np.isin(window.lives.stack, others)
     return kept
 
 

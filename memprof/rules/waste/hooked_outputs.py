@@ -1,0 +1,147 @@
+"""hooked-outputs: forward hooks keep what modules return, and little of it is read."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memprof.rules.case import Case
+from memprof.rules.forward_passes import kept_beyond_pass
+from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.hooked_outputs import HookedOutputs, hooked_outputs
+from memprof.units import format_bytes
+from memprof.views.stacks import made_at_lines
+from memprof.views.window import Ints, Window
+
+__all__ = ["RULE"]
+
+_LEAST_SHARE = 0.1
+"""Of the peak."""
+_MOST_NAMED = 6
+"""Entries that are named in a sentence."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptByHooks(Match):
+    """The hook, and which entries are read."""
+
+    hook: HookedOutputs | None = None
+    names: tuple[str, ...] = ()
+    """Modules whose outputs are read, by their paths within the model."""
+
+
+class HookedOutputsRule(WasteRule[KeptByHooks]):
+    """`module.register_forward_hook(save)` on every module, and two of the outputs are read."""
+
+    name = "hooked-outputs"
+    summary = "forward hooks keep what modules return, and little of it is read"
+    fixes = ("drop_outputs", "reduce_predictions")
+
+    def matches(self, window: Window) -> Iterator[KeptByHooks]:
+        """Copies that a hook makes and that are reduced later; or outputs that no key names."""
+        if window.peak.event < 0:
+            return
+        hooks = list(hooked_outputs(window.programs))
+        on_every_module = {one.container for one in hooks if one.is_on_every_module}
+        for hook in hooks:
+            match = None
+            if hook.reduction is not None:
+                lines, filename = hook.filling.lines, hook.filling.program.filename
+                copied = made_at_lines(window, filename, lines) & ~window.has_owner
+                match = _match(window, np.flatnonzero(copied), hook)
+            elif {hook.container} == on_every_module and hook.is_read_by_keys:
+                match = _unread(window, hook)
+            if match is not None:
+                yield match
+                return
+
+    def title(self, match: KeptByHooks) -> str:
+        """Say what is read of them."""
+        hook = match.hook
+        assert hook is not None
+        if hook.reduction is not None:
+            return f"are copies of what modules return, of which only {_texts(hook)} are read"
+        return f"are what modules return, kept in `{hook.container}` by a hook on each"
+
+    def advice(self, match: KeptByHooks, case: Case) -> Iterator[Advice]:
+        """Compute what is read in the hook; or register it where it is read."""
+        hook, nbytes = match.hook, format_bytes(match.nbytes)
+        assert hook is not None
+        if hook.reduction is not None:
+            at = case.place_at(hook.filling.program.filename, hook.filling.line)
+            why = (
+                f"`{hook.container}` keeps {nbytes} of what modules return until {_texts(hook)} "
+                "are computed: compute these in the hook, and keep the numbers."
+            )
+            yield Advice("reduce_predictions", why, at or case.site)
+            return
+        at = case.place_at(hook.registration.program.filename, hook.registration.line)
+        named = ", ".join(f"`{one}`" for one in match.names[:_MOST_NAMED])
+        why = (
+            f"The hook is registered on every module, and {nbytes} of what these return stay in "
+            f"`{hook.container}` that nothing asks for: register it on the modules that are read "
+            f"({named}) alone."
+        )
+        yield Advice("drop_outputs", why, at or case.site)
+
+
+def _texts(hook: HookedOutputs) -> str:
+    assert hook.reduction is not None
+    return ", ".join(f"`{text}`" for text in hook.reduction.texts[:_MOST_NAMED])
+
+
+def _match(
+    window: Window, rows: Ints, hook: HookedOutputs, names: tuple[str, ...] = ()
+) -> KeptByHooks | None:
+    there = rows[window.at_peak[rows]]
+    nbytes = int(window.lives.size[there].sum())
+    if not len(there) or window.share(nbytes) < _LEAST_SHARE:
+        return None
+    return KeptByHooks(
+        row=int(there[window.lives.size[there].argmax()]),
+        rows=there,
+        nbytes=nbytes,
+        saving=window.replayed(window.whole(rows)),
+        hook=hook,
+        names=names,
+    )
+
+
+def _unread(window: Window, hook: HookedOutputs) -> KeptByHooks | None:
+    """Outputs of modules without a graph that stay after their pass, but for those that are named.
+
+    The keys are paths of modules that the program writes out somewhere. The last that is made in
+    such a module is what it returns.
+    """
+    kept = np.flatnonzero(kept_beyond_pass(window, to_its_end=True))
+    paths = {at: window.owners.module.names[at] for at in np.unique(window.module[kept]).tolist()}
+    texts = {
+        node.value
+        for program in window.programs
+        for node in program.nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    within = [path.partition(".")[2] for path in paths.values()]
+    names = tuple(
+        sorted(name for name in texts if name and any(_is_in(one, name) for one in within))
+    )
+    if not names:
+        return None
+    read = np.zeros(len(kept), dtype=bool)
+    for name in names:
+        inside = [at for at, path in paths.items() if _is_in(path.partition(".")[2], name)]
+        own = np.flatnonzero(np.isin(window.module[kept], inside))
+        steps = window.made_in[kept[own]]
+        read[own[np.append(steps[1:] != steps[:-1], [True])[: len(own)]]] = True
+    return _match(window, kept[~read], hook, names)
+
+
+def _is_in(path: str, name: str) -> bool:
+    """Whether a module is the one of that path, or a part of it."""
+    return f"{path}.".startswith(f"{name}.")
+
+
+RULE = HookedOutputsRule()
