@@ -12,7 +12,7 @@ from memprof.rules.finding import Kind, RuleFinding
 from memprof.rules.load_rules import rule_named
 from memprof.rules.results_read import are_read_whole
 from memprof.rules.rule import WasteRule
-from memprof.source_code.joined_parts import is_joined_afterwards
+from memprof.source_code.joined_parts import are_results_joined, is_joined_afterwards
 from memprof.source_code.program import arguments, called_name, own_calls, program_of
 from memprof.source_code.uses_of_items import searching_lines
 from memprof.trace import Phase
@@ -65,6 +65,8 @@ _SMALLER = 0.1
 """Of the bytes of what most of a holder's results are, that others beside them take."""
 _FIRST = 0.6
 """Of a window's events, in which all of a set is made that the others work with."""
+_RETURNED, _RETURNING = "returned-predictions", "predict"
+"""The rule about a framework's loop that returns all results, and the method that has it run."""
 _MODELS = "collected-models"
 _OF_A_LIST = frozenset((LinkKind.LOCAL, LinkKind.ITEM))
 
@@ -80,6 +82,7 @@ def is_minor(finding: RuleFinding, examination: Examination) -> bool:
             _comes_to_nothing(finding, examination)
             or _is_joined_afterwards(finding)
             or _is_searched_later(finding, examination)
+            or _is_returned_whole(finding)
             or _is_worked_with_later(finding, examination)
             or (finding.rule == _MODELS and are_called(finding, examination))
             or are_parts_called(finding, examination)
@@ -185,6 +188,14 @@ def _is_joined_afterwards(finding: RuleFinding) -> bool:
     program = program_of(first.filename)
     place = program.at(first.line) if program is not None else None
     return place is not None and is_joined_afterwards(place)
+
+
+def _is_returned_whole(finding: RuleFinding) -> bool:
+    """Whether the program joins all results that a framework's loop returns, and needs them."""
+    if finding.rule != _RETURNED:
+        return False
+    program = program_of(finding.site.filename)
+    return program is not None and are_results_joined(program, _RETURNING)
 
 
 def _is_searched_later(finding: RuleFinding, examination: Examination) -> bool:

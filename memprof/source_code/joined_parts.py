@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from typing import TypeAlias
 
 from memprof.source_code.idioms import growing
 from memprof.source_code.program import LOOPS, Place, Program, bound_names, calls_in
+from memprof.source_code.reductions import reduction_of
 
-__all__ = ["is_joined_afterwards"]
+__all__ = ["are_results_joined", "is_joined_afterwards"]
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 _JOINS = ("cat", "concat", "concatenate", "hstack", "stack", "vstack")
@@ -45,6 +47,28 @@ def is_joined_afterwards(place: Place) -> bool:
         and not _is_unasked(call, function, place.program)
         for call in calls_in(within, *_JOINS)
     )
+
+
+def are_results_joined(program: Program, method: str) -> bool:
+    """Whether a file joins all that calls of a method return, and does more than to reduce it.
+
+    ``table = torch.cat(trainer.predict(…))``, or that of a variable that the call is bound to.
+    """
+    joins = [at for call in calls_in(program.tree, method) for at in _joining(program, call)]
+    return bool(joins) and all(reduction_of(at, (program,)) is None for at in joins)
+
+
+def _joining(program: Program, returning: ast.Call) -> Iterator[Place]:
+    """The statements that join what a call returns."""
+    place = program.place(returning)
+    if place is None:
+        return
+    names = {ast.unparse(one) for one in bound_names(place.statement)}
+    for call in calls_in(place.scope, *_JOINS):
+        at = program.place(call)
+        is_own = any(one is returning for one in call.args)
+        if at is not None and (is_own or any(ast.unparse(one) in names for one in call.args)):
+            yield at
 
 
 def _is_unasked(join: ast.Call, function: Function, program: Program) -> bool:
