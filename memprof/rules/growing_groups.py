@@ -462,14 +462,15 @@ def _ever_larger(
         _alive(lives.allocated_in[rows], lives.freed_in[rows], weights, length)
         for weights in (np.ones(len(rows), dtype=np.int64), lives.size[rows])
     )
-    end = _end_of_followed(survival.steps, count, amount)
+    stack = _most(lives.stack[rows])
+    holders = holders_of.get(stack, ())
+    goes_on = _is_longer(holders_of.get(EMPTY, ()), holders)
+    end = _end_of_followed(survival.steps, count, amount, goes_on=goes_on)
     count, amount = count[:end], amount[:end]
     settled = count[max(WARM_UP, int(lives.allocated_in[rows].min())) :]
     if not len(settled) or settled.max() == 0:
         return None
     one_each = _is_one_each(settled)
-    stack = _most(lives.stack[rows])
-    holders = holders_of.get(stack, ())
     by_hooks = not one_each and _is_hooked(holders) and rise(count) is not None
     changes = np.diff(settled)
     changes = changes[changes != 0]  # it may be copied now and then
@@ -522,11 +523,26 @@ def _by_steps(growth: Rise, steps: Ints) -> Rise:
     return replace(growth, per_place=share * growth.per_place)
 
 
-def _end_of_followed(steps: Ints, count: Ints, amount: Ints) -> int:
+def _is_longer(later: Sequence[Holder], earlier: Sequence[Holder]) -> bool:
+    """Whether the same object holds what has no stack, in a container that is longer by now."""
+    ways, lengths = [], []
+    for holders in (earlier, later):
+        links = holders[0].links if holders else ()
+        at = largest_container(links)
+        if not at:
+            return False
+        names = [one.name for one in links[:at] if one.kind != LinkKind.ITEM]
+        ways.append(names[:-1])  # of several lists that the object has it may be another one
+        lengths.append(links[at].length)
+    return bool(ways[0]) and ways[0] == ways[1] and lengths[0] < lengths[1]
+
+
+def _end_of_followed(steps: Ints, count: Ints, amount: Ints, *, goes_on: bool) -> int:
     """The place up to which what is made anew can be followed: the end, or before steps not seen.
 
     What was made anew between two windows has no stack and is none of the group. So the longest
-    stretch counts, if it is the first one and what was made later is larger.
+    stretch counts, if it is the first one and what was made later is larger; or if nothing was, and
+    it ``goes_on``.
     """
     length = len(count)
     bounds = [0, *(np.flatnonzero(np.diff(steps) > 1) + 1).tolist(), length]
@@ -540,7 +556,7 @@ def _end_of_followed(steps: Ints, count: Ints, amount: Ints) -> int:
         and count[end - 1]
         and (amount[later[-1]] / count[later[-1]] > amount[end - 1] / count[end - 1])
     )
-    return end if is_larger else length
+    return end if is_larger or (goes_on and not len(later)) else length
 
 
 def _is_one_each(settled: Ints) -> bool:

@@ -591,10 +591,17 @@ def _last_places(part: ast.expr) -> str:
         entry = next((one for one in entries if not _is_whole(one)), None)
     elif isinstance(part, ast.Call) and len(part.args) > 1:
         entry = part.args[1]
-    if isinstance(entry, ast.Slice):
-        entry = entry.lower
-    is_from_end = isinstance(entry, ast.UnaryOp) and isinstance(entry.op, ast.USub)
-    return ast.unparse(entry.operand) if is_from_end and isinstance(entry, ast.UnaryOp) else ""
+    return _from_end(entry.lower if isinstance(entry, ast.Slice) else entry)
+
+
+def _from_end(index: ast.expr | None) -> str:
+    """``n`` of ``-n``, and ``n + 1`` of ``-n - 1``; empty for what is not counted from the end."""
+    if isinstance(index, ast.UnaryOp) and isinstance(index.op, ast.USub):
+        return ast.unparse(index.operand)
+    if not isinstance(index, ast.BinOp) or not isinstance(index.op, ast.Sub):
+        return ""
+    first = _from_end(index.left)
+    return f"{first} + {ast.unparse(index.right)}" if first else ""
 
 
 def _parts_in(place: Place, name: str, field: str, followed: set[str]) -> Iterator[ast.expr | None]:
@@ -759,7 +766,7 @@ def _is_number(entry: ast.expr) -> bool:
     """
     if isinstance(entry, ast.Slice):
         is_to_end = entry.upper is None or ast.unparse(entry.upper) == "-1"
-        return is_to_end and isinstance(entry.lower, ast.UnaryOp)
+        return is_to_end and bool(_from_end(entry.lower))
     if isinstance(entry, ast.UnaryOp):
         entry = entry.operand
     return isinstance(entry, ast.Constant) and type(entry.value) is int

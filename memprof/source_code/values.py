@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from memprof.source_code.dataflow import flow_into, flow_of
 from memprof.source_code.idioms import is_cut_off, keyword, optimizers_made
@@ -151,13 +152,13 @@ def values_of(place: Place, name: str, but: ast.stmt | None = None) -> Iterator[
     What the function does not bind is a variable of the function around it, or of the file.
     """
     if "." in name:
-        yield from _bound_within(ast.walk(place.program.tree), name, but)
+        yield from _bound_within(place.program.tree, name, but)
         return
     functions = [one for one in reversed(place.around) if isinstance(one, FUNCTIONS)]
     for scope in [*functions, place.program.tree]:
         is_own = scope is place.scope
-        nodes = ast.walk(scope) if is_own else _outside_functions(scope)
-        bound = [*_given(scope, name), *_bound_within(nodes, name, but)]
+        within = _bound_within(scope, name, but, outside_functions=not is_own)
+        bound = [*_given(scope, name), *within]
         yield from bound
         if bound or (is_own and name in map(ast.unparse, bound_names(but or ast.Pass()))):
             return
@@ -219,11 +220,41 @@ def _given(scope: ast.AST, name: str) -> Iterator[None]:
 
 
 def _bound_within(
-    nodes: Iterable[ast.AST], name: str, but: ast.stmt | None
+    scope: ast.AST, name: str, but: ast.stmt | None, *, outside_functions: bool = False
 ) -> Iterator[ast.expr | None]:
-    for node in nodes:
+    last = name.rpartition(".")[2]
+    for node in _binding_nodes(scope, outside_functions).get(last, ()):
         if node is not but:
             yield from _bound_by(node, name)
+
+
+@lru_cache(maxsize=1024)  # asked for one name after the other
+def _binding_nodes(scope: ast.AST, outside_functions: bool) -> dict[str, list[ast.AST]]:
+    """The nodes of a function or a file that bind something, by the last name of that."""
+    by_name: dict[str, list[ast.AST]] = {}
+    for node in _outside_functions(scope) if outside_functions else ast.walk(scope):
+        for name in dict.fromkeys(_last_names_bound(node)):
+            by_name.setdefault(name, []).append(node)
+    return by_name
+
+
+def _last_names_bound(node: ast.AST) -> Iterator[str]:
+    """Names that `_bound_by` may say something of."""
+    targets: Iterable[ast.AST] = bound_names(node)
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        yield from (one.asname or one.name for one in node.names)
+    elif isinstance(node, (ast.Global, ast.Nonlocal)):
+        yield from node.names
+    elif isinstance(node, (ast.NamedExpr, ast.comprehension)):
+        targets = ast.walk(node.target)
+    elif isinstance(node, ast.Call) and called_name(node) == "register_buffer":
+        given = node.args[:1]
+        yield from (str(one.value) for one in given if isinstance(one, ast.Constant))
+    for target in targets:
+        if isinstance(target, ast.Name):
+            yield target.id
+        elif isinstance(target, ast.Attribute):
+            yield target.attr
 
 
 def _outside_functions(scope: ast.AST) -> Iterator[ast.AST]:

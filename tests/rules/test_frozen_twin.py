@@ -123,3 +123,23 @@ def test_the_call_that_makes_both_may_stand_within_others(tmp_path):
 def test_a_call_with_other_arguments_makes_another(tmp_path):
     rules = {one.rule for one in findings_of(made_for_other_arguments, tmp_path / "run.json")}
     assert "frozen-twin" not in rules
+
+
+class Tuning:
+    """It copies the base that it is handed, whose maker is called elsewhere."""
+
+    def __init__(self, base):
+        self.reference = copy.deepcopy(base).requires_grad_(False)
+        self.policy = PeftModel(base)
+
+
+def copied_in_a_class():
+    base = made()
+    tuning = Tuning(base)
+    return trained(tuning.policy, tuning.reference)
+
+
+def test_the_line_that_copies_is_named(tmp_path):
+    (found, *_) = findings_of(copied_in_a_class, tmp_path / "run.json")
+    code = "self.reference = copy.deepcopy(base).requires_grad_(False)"
+    assert (found.rule, found.remedies[0].code) == ("frozen-twin", code)

@@ -13,7 +13,7 @@ from memprof.rules.finding import Kind
 from memprof.rules.growth_findings import leaks
 from memprof.rules.ranked_findings import findings
 from memprof.testing import TraceBuilder, write_run
-from memprof.trace import Frame, Phase
+from memprof.trace import EMPTY, Frame, Phase
 from memprof.views.examination import examine
 
 STEPS = 40
@@ -495,3 +495,41 @@ def test_a_tensor_that_begins_anew_with_each_round(rounds, grows, tmp_path):
             trace.free(f"t{step - 1}")
     write_run(tmp_path / "run.json", trace.build())
     assert bool(leaks(examine(load(tmp_path / "run.json")))) is grows
+
+
+@pytest.mark.parametrize(("length", "grows"), [(60, True), (14, False), (0, False)])
+def test_a_copied_collection_is_followed_where_later_steps_only_show_its_list(
+    length, grows, tmp_path
+):
+    """Between the windows it was copied on, and the last one saw no call that copies."""
+    stack, path = in_a_library(tmp_path, "copies")
+    first, last = TraceBuilder(device="cpu"), TraceBuilder(device="cpu")
+    for step in range(40):
+        first.label(step=step)
+        for number in range(step):
+            first.free(f"t{step - 1}.{number}")
+        for number in range(step + 1):
+            first.alloc(4096, f"t{step}.{number}", stack=stack)
+    last.label()
+    for number in range(length):
+        last.existing(4096, f"unseen{number}")
+    for step in range(100, 105):
+        last.label(step=step).alloc(512, f"x{step}").free(f"x{step}")
+    built = [first.build(), last.build()]
+    holders = [listed(path, 14), listed(path, length)] if length else [listed(path, 14)]
+    more = [
+        Finding("holders", device="cpu", step=39 + 60 * at, stack=row, holders=[holder])
+        for at, (row, holder) in enumerate(zip((1, EMPTY), holders, strict=False))
+    ]
+    write_run(tmp_path / "run.json", *built, more=tuple(more))
+    assert bool(leaks(examine(load(tmp_path / "run.json")))) is grows
+
+
+def listed(path, length):
+    """A list of an attribute of the program's own object, of that length by now."""
+    links = [
+        Link(LinkKind.GLOBAL, "collector", "Collector", str(path)),
+        Link(LinkKind.ATTRIBUTE, "values", "Collector", str(path)),
+        Link(LinkKind.ITEM, "0", "list", length=length, grows=True),
+    ]
+    return Holder(LinkKind.ITEM, str(path), 1, "", links)

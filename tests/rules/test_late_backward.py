@@ -407,3 +407,27 @@ def carried():
 
 def test_a_state_in_an_attribute_joins_the_graphs_of_a_window(tmp_path):
     assert "late-backward" not in names(carried, tmp_path / "run.json")
+
+
+class Resetting(Carried):
+    """Now and then a sequence ends, and the state begins anew."""
+
+    def window(self):
+        losses = []
+        for number in range(4):
+            if number == 2 or self.state is None:
+                self.state = torch.zeros(256, 64)
+            out, self.state = self.advance(torch.randn(256, 64), self.state)
+            losses.append(out.square().mean())
+        torch.stack(losses).sum().backward()
+        self.net.zero_grad()
+        self.state = self.state.detach()
+
+
+def resetting():
+    job = Resetting()
+    return lambda number: job.window()
+
+
+def test_a_state_that_begins_anew_now_and_then_joins_them_as_well(tmp_path):
+    assert "late-backward" not in names(resetting, tmp_path / "run.json")

@@ -390,7 +390,9 @@ def test_nothing_is_said_of_what_may_be_read(program, tmp_path):
     assert "partly-read" not in names(program, tmp_path / "run.json")
 
 
-@pytest.mark.parametrize(("part", "kept"), [("-1", "1"), ("-(count + 1):-1", "count + 1")])
+@pytest.mark.parametrize(
+    ("part", "kept"), [("-1", "1"), ("-(count + 1):-1", "count + 1"), ("-count - 1:", "count + 1")]
+)
 def test_a_switch_of_the_model_is_named(part, kept, tmp_path):
     """A model of a library that returns its logits in a field, and can be told how many."""
     folder = tmp_path / "site-packages" / "speech"

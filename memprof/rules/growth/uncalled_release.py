@@ -106,6 +106,7 @@ class UncalledRelease(GrowthRule[OneWay]):
             *_of_filling_methods(case),
             *_of_made_objects(case),
             *_of_stack(case),
+            *_of_called_objects(case),
             *_of_module(case),
             *_of_pruning(case),
             *_within(case),
@@ -268,6 +269,29 @@ def _of_stack(case: Case) -> Iterator[OneWay]:
         for call in own_calls(place.statement, method) if program is not None else ():
             if isinstance(call.func, ast.Attribute) and program is not None:
                 way = _way(place, call, releases_of(program, class_name), class_name)
+                if way is not None:
+                    yield way
+
+
+def _of_called_objects(case: Case) -> Iterator[OneWay]:
+    """Calls of modules that collect, which the program has by a variable or an item alone.
+
+    ``metric(scores, target)`` in a loop over ``self.metrics.values()``.
+    """
+    links = [link for one in case.finding.holders for link in one.links if link.releases]
+    frames = [one for one in case.finding.stack if frame_kind(one.filename) is not FrameKind.TORCH]
+    for inner, outer in pairwise(frames):
+        class_name, _, method = inner.name.rpartition(".")
+        if method != "forward" or not _is_own(case, outer.filename):
+            continue
+        place, program = case.place_at(outer.filename, outer.line), source_of(inner.filename)
+        if place is None or program is None or _is_own(case, inner.filename):
+            continue
+        releases = releases_of(program, class_name)
+        own = [link for link in links if not set(releases).isdisjoint(link.releases)]
+        for call in own_calls(place.statement) if own else ():
+            if isinstance(call.func, (ast.Name, ast.Subscript)):
+                way = _way(place, call, releases, own[0].type_name)
                 if way is not None:
                     yield way
 

@@ -24,6 +24,8 @@ _LEAST_COMMON = 0.95
 """Of the bytes of both, in parameters of one size: a head may differ."""
 _LEAST_SIZES = 2
 """Different sizes of parameters: a single one is met by chance."""
+_COPY = "deepcopy"
+"""Python's function that copies a model."""
 
 
 class FrozenTwin(WasteRule[Match]):
@@ -48,7 +50,8 @@ class FrozenTwin(WasteRule[Match]):
                     continue
                 if not _is_same_model(window, base, twin):
                     continue
-                parting = _parting(window, base, twin)
+                is_copy = any(one.name == _COPY for one in window.stack(int(twin[0])))
+                parting = () if is_copy else _parting(window, base, twin)
                 yield Match(
                     row=int(twin[np.argmax(window.lives.size[twin])]),
                     rows=twin,
@@ -98,7 +101,7 @@ def _are_alike(window: Window, base: Ints, twin: Ints) -> bool:
 def _is_same_model(window: Window, base: Ints, twin: Ints) -> bool:
     """Whether one was copied of the other, or a call that is written alike made both."""
     stacks = [window.stack(int(rows[0])) for rows in (base, twin)]
-    if any(frame.name == "deepcopy" for stack in stacks for frame in stack):
+    if any(frame.name == _COPY for stack in stacks for frame in stack):
         return True
     calls = {_call_bound_at(frame) for frame in _parting(window, base, twin)}
     return len(calls) == 1 and "" not in calls

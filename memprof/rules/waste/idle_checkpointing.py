@@ -76,11 +76,29 @@ class IdleCheckpointingRule(WasteRule[IdleCheckpointing]):
             "are kept all the same: models of transformers and diffusers look at it in training "
             "mode alone, and `from_pretrained` returns them in evaluation mode."
         )
-        if match.is_set_to_train:
+        left = _left_in_evaluation(case.programs) if match.is_set_to_train else None
+        if left is not None:
+            why += f" Line {left.line} puts it in that, and its function does not put it back."
+        elif match.is_set_to_train:
             why += f" See that `{model}` itself is in training mode when it is called."
         else:
             why += f" Call `{model}.train()` before the loop."
-        yield Advice("checkpoint", why, match.enabled_at or case.site, typed=f"{model}.train()")
+        place = left or match.enabled_at or case.site
+        yield Advice("checkpoint", why, place, typed=f"{model}.train()")
+
+
+def _left_in_evaluation(programs: Sequence[Program]) -> Place | None:
+    """The one statement that puts a model in evaluation mode, whose function does not end that."""
+    places = [
+        place
+        for program in programs
+        for call in calls_in(program.tree, "eval")
+        if isinstance(call.func, ast.Attribute)
+        and not call.args
+        and (place := program.place(call)) is not None
+        and not calls_in(place.scope, "train")
+    ]
+    return places[0] if len(places) == 1 else None
 
 
 def _enabling(programs: Sequence[Program]) -> Place | None:

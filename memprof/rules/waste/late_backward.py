@@ -197,14 +197,21 @@ def _goes_on(place: Place, loop: ast.AST) -> bool:
     """
     line = place.statement.lineno
     bindings = [
-        (statement.lineno, ast.unparse(target))
+        (statement.lineno, ast.unparse(target), id(statement))
         for statement in ast.walk(loop)
         if isinstance(statement, ast.stmt)
         for target in bound_names(statement)
         if isinstance(target, (ast.Attribute, ast.Name))
     ]
-    before = {name for at, name in bindings if at < line}
-    later = {name for at, name in bindings if at >= line}
+    # What a condition binds anew now and then has the last round's value in the others.
+    now_and_then = {
+        id(statement)
+        for node in ast.walk(loop)
+        if isinstance(node, ast.If)
+        for statement in ast.walk(node)
+    }
+    before = {name for at, name, number in bindings if at < line and number not in now_and_then}
+    later = {name for at, name, _ in bindings if at >= line}
     used = {
         ast.unparse(node)
         for node in ast.walk(_added_part(place.statement))
