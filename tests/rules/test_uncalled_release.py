@@ -354,6 +354,25 @@ def replies():
     return lambda number: steps.reply(torch.ones(16, 64))
 
 
+class Direct(Steps):
+    """What is kept is handed over as the attribute that it is."""
+
+    def reply(self, tokens):
+        return self.model(tokens, past=self.opening)
+
+
+def replies_at_once():
+    direct = Direct()
+    return lambda number: direct.reply(torch.ones(16, 64))
+
+
+def test_an_attribute_that_is_handed_over_is_named(tmp_path, library):
+    library("chat")
+    found = findings_of(replies_at_once, tmp_path / "run.json", 60)
+    (one,) = (each for each in found if each.kind is Kind.LEAK)
+    assert "hand over a copy (`copy.deepcopy(self.opening)`)" in one.remedies[0].why
+
+
 def test_the_copy_is_made_where_the_caller_takes_it(tmp_path, library):
     library("chat")
     (found,) = (

@@ -22,6 +22,7 @@ from memprof.source_code.opposite_methods import (
 from memprof.source_code.program import (
     FUNCTIONS,
     Place,
+    arguments,
     bound_names,
     called_name,
     calls_in,
@@ -374,7 +375,8 @@ def _within_kept(case: Case, links: Sequence[Link]) -> Iterator[OneWay]:
                 callers = [one for _, one in case.frames if one.program is place.program]
                 places = [place, *callers]
                 taken = next(filter(None, (_taken(case, one) for one in places)), None)
-                argument = taken[1] if taken else _handed_over(place, caller, method)
+                handed = _handed_over(place, caller, method) or _known_by(case, place)
+                argument = taken[1] if taken else handed
                 at = taken[0] if taken else place
                 line = at.line if taken else own.line
                 names = (method, release, link.type_name, argument)
@@ -428,6 +430,20 @@ def _handed_over(place: Place, caller: Frame, method: str) -> str:
                     if keyword.arg == call.func.value.id:
                         return ast.unparse(keyword.value)
     return ""
+
+
+def _known_by(case: Case, place: Place) -> str:
+    """The one attribute that a statement hands over and by which a chain leads to what grows."""
+    link_names = {
+        link.name.rpartition(".")[2] for one in case.finding.holders for link in one.links
+    }
+    handed = {
+        ast.unparse(value)
+        for call in own_calls(place.statement)
+        for value in arguments(call)
+        if isinstance(value, ast.Attribute) and value.attr in link_names
+    }
+    return handed.pop() if len(handed) == 1 else ""
 
 
 def _is_own(case: Case, filename: str) -> bool:

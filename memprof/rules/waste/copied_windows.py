@@ -65,11 +65,15 @@ class CopiedWindowsRule(WasteRule[Windows]):
             calls.sort(key=lambda one: -one.nbytes)
             rows = np.concatenate([one.rows for one in calls])
             nbytes = sum(one.nbytes for one in calls)
+            cut = rows
+            if calls[0].windows.is_computed:  # what it was computed of on the way goes as well
+                of_calls = np.isin(window.lives.stack, window.lives.stack[rows])
+                cut = np.flatnonzero(of_calls & ~window.has_owner)
             yield Windows(
                 row=calls[0].row,
                 rows=rows,
                 nbytes=nbytes,
-                saving=window.replayed(window.whole(rows)),
+                saving=window.replayed(window.whole(cut)),
                 windows=calls[0].windows,
                 remains=min(1.0, sum(one.of for one in calls) / nbytes),
             )
