@@ -19,6 +19,7 @@ from memprof.errors import FileFormatError
 from memprof.loop_steps import with_loop_steps
 from memprof.records import (
     SCHEMA_VERSION,
+    BatchSizes,
     DeviceInfo,
     DoubleResults,
     Finding,
@@ -180,6 +181,7 @@ class _Assembly:
         self._large_values: list[LargeValues] = []
         self._unmoved = UnmovedParameters()
         self._padded: PaddedBatches | None = None
+        self._batch_sizes: BatchSizes | None = None
         self._graph_inputs: GraphInputs | None = None
         self._parallel = ParallelOwners()
         self._workspaces = LibraryWorkspaces()
@@ -203,6 +205,7 @@ class _Assembly:
             LargeValues: self._add_large_values,
             UnmovedParameters: self._add_unmoved,
             PaddedBatches: self._add_padded,
+            BatchSizes: self._add_batch_sizes,
             GraphInputs: self._add_graph_inputs,
             WindowRecord: self._add_window,
             Readings: self._add_readings,
@@ -397,6 +400,9 @@ class _Assembly:
     def _add_padded(self, record: PaddedBatches) -> None:
         self._padded = record
 
+    def _add_batch_sizes(self, record: BatchSizes) -> None:
+        self._batch_sizes = record
+
     def _add_graph_inputs(self, record: GraphInputs) -> None:
         columns = (record.files, record.lines, record.calls, record.given)
         if any(len(column) != len(record.modules) for column in columns):
@@ -479,6 +485,7 @@ class _Assembly:
             large_values=tuple(self._large_values),
             unmoved=frozenset(self._unmoved.modules),
             padded=self._padded,
+            batch_sizes=self._batch_sizes,
             graph_inputs=self._graph_inputs,
             digests=digests(self._files),
         )

@@ -12,6 +12,7 @@ from memprof.reference_chain import THROUGH_GRAPH, Link, LinkKind
 
 __all__ = [
     "SCHEMA_VERSION",
+    "BatchSizes",
     "BlockColumns",
     "DeviceInfo",
     "DeviceSummary",
@@ -45,7 +46,7 @@ __all__ = [
     "is_out_of_memory",
 ]
 
-SCHEMA_VERSION = (1, 12)
+SCHEMA_VERSION = (1, 13)
 """(major, minor). A reader refuses a newer major version and ignores what a newer minor adds.
 
 What a field meant in an older version is brought to its present meaning by `older_schema`.
@@ -73,6 +74,7 @@ History:
          what was read of results that outlived calls of models (2026-11)
     1.12 `large_values`: how much of large tensors is zero, or the same again, and whether it is so
          in several steps (2026-11)
+    1.13 `batch_sizes`: how many rows models are called with (2026-11)
 """
 
 
@@ -481,6 +483,20 @@ class PaddedBatches(
     """Places from the first to the last that any sequence of that call uses."""
 
 
+class BatchSizes(
+    msgspec.Struct, frozen=True, tag_field="kind", tag="batch_sizes", omit_defaults=True
+):
+    """How many rows models are called with from outside all modules; the last holds.
+
+    The first dimension of the first tensor that a call is given, wherever it lies.
+    """
+
+    learned: int = 0
+    """The most in a call with gradients on; 0 where there was none with a tensor."""
+    evaluated: int = 0
+    """The most in a call with gradients off; likewise."""
+
+
 class GraphInputs(
     msgspec.Struct, frozen=True, tag_field="kind", tag="graph_inputs", omit_defaults=True
 ):
@@ -674,6 +690,7 @@ Record = (
     | LargeValues
     | UnmovedParameters
     | PaddedBatches
+    | BatchSizes
     | GraphInputs
     | Readings
     | Finding

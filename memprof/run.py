@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.records import (
+    BatchSizes,
     DeviceInfo,
     DoubleResults,
     Finding,
@@ -109,6 +110,8 @@ class Run:
     """Paths of the modules that no step of an optimizer changes, as its rate for them is 0."""
     padded: PaddedBatches | None = None
     """How much of its batches a model is called with is padding; None where that is not known."""
+    batch_sizes: BatchSizes | None = None
+    """How many rows models are called with; None where that is not known."""
     graph_inputs: GraphInputs | None = None
     """Which calls of models were given what takes a gradient; None where that is not known."""
     digests: Mapping[str, str] = field(default_factory=dict)

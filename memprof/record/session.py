@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from memprof.record.summaries import Summaries
     from memprof.referrers.survivor_watch import SurvivorWatch
     from memprof.sources.cuda.oom_observer import Exhausted
+    from memprof.sources.owners.batch_sizes import BatchSizesWatch
     from memprof.sources.owners.graph_inputs import GraphInputsWatch
     from memprof.sources.owners.padded_batches import PaddedBatchesWatch
     from memprof.sources.owners.unmoved_parameters import UnmovedParametersWatch
@@ -123,7 +124,11 @@ class Session:
         )
         self._loop_watch: LoopWatch | None = None
         self._watches: tuple[
-            UnmovedParametersWatch | PaddedBatchesWatch | GraphInputsWatch | ProfiledCallsWatch,
+            UnmovedParametersWatch
+            | PaddedBatchesWatch
+            | BatchSizesWatch
+            | GraphInputsWatch
+            | ProfiledCallsWatch,
             ...,
         ] = ()
         self._survivor_watch: SurvivorWatch | None = None
@@ -274,6 +279,7 @@ class Session:
         loop_watch = self._loop_watch
         if loop_watch is None or self._watches:
             return
+        from memprof.sources.owners.batch_sizes import BatchSizesWatch
         from memprof.sources.owners.graph_inputs import GraphInputsWatch
         from memprof.sources.owners.padded_batches import PaddedBatchesWatch
         from memprof.sources.owners.unmoved_parameters import UnmovedParametersWatch
@@ -282,6 +288,7 @@ class Session:
         self._watches = (
             UnmovedParametersWatch(loop_watch),
             PaddedBatchesWatch(loop_watch),
+            BatchSizesWatch(loop_watch),
             GraphInputsWatch(loop_watch),
             ProfiledCallsWatch(loop_watch),
         )

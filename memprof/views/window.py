@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from memprof.allocator import ReplayedTrace, replayed_trace
 from memprof.records import (
+    BatchSizes,
     DoubleResults,
     Finding,
     GraphInputs,
@@ -64,6 +65,8 @@ class Window:
     """Paths of the modules that no step of an optimizer changes, as its rate for them is 0."""
     padded: PaddedBatches | None = None
     """How much of its batches a model is called with is padding; None where that is not known."""
+    batch_sizes: BatchSizes | None = None
+    """How many rows models are called with; None where that is not known."""
     graph_inputs: GraphInputs | None = None
     """Which calls of models were given what takes a gradient; None where that is not known."""
     doubles: tuple[DoubleResults, ...] = ()
@@ -111,6 +114,7 @@ class Window:
             number,
             unmoved=unmoved,
             padded=run.padded if run else None,
+            batch_sizes=run.batch_sizes if run else None,
             graph_inputs=run.graph_inputs if run else None,
             doubles=doubles,
             labelled=tuple(one for one in run.labelled if one.device == device) if run else (),

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from memprof.loading import load
 from tests.rules.recorded import findings_of, names
 
 BATCH, WIDTH = 32, 256
@@ -71,3 +72,33 @@ def learns_from_much():
 @pytest.mark.parametrize("program", [only_evaluates, learns_from_much])
 def test_nothing_is_said_where_training_takes_as_much_or_there_is_none(program, tmp_path):
     assert "large-evaluation" not in names(program, tmp_path / "run.json")
+
+
+def of_images(images):
+    """Learns from eight crops, and then denoises so many whole images."""
+
+    def program():
+        model = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 1, 3, padding=1)
+        )
+
+        @torch.no_grad()
+        def denoise():
+            return model(torch.ones(images, 1, 256, 256)).mean().item()
+
+        def step(number):
+            denoise()
+            model.zero_grad()
+            model(torch.ones(8, 1, 16, 16)).square().mean().backward()
+
+        return step
+
+    return program
+
+
+@pytest.mark.parametrize(("images", "found"), [(1, False), (16, True)])
+def test_one_whole_image_is_no_larger_batch_than_many_crops(images, found, tmp_path):
+    rules = names(of_images(images), tmp_path / "run.json")
+    assert ("large-evaluation" in rules) is found
+    sizes = load(tmp_path / "run.json").batch_sizes
+    assert (sizes.learned, sizes.evaluated) == (8, images)

@@ -54,6 +54,9 @@ class LargeEvaluation(WasteRule[LargeBatch]):
         evaluated = int(window.lives.requested[large.row])
         if not learned or evaluated < _LEAST_TIMES * learned:
             return
+        rows_given = window.batch_sizes
+        if rows_given is not None and 0 < rows_given.evaluated <= rows_given.learned:
+            return  # fewer rows, and larger: whole images, where crops are learned from
         saving = window.replayed(window.whole(rows))
         if window.share(saving.bytes) < _LEAST_SAVING:
             return
