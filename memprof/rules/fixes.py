@@ -95,6 +95,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "history_size": "Have L-BFGS keep a short history: `history_size=10`.",
         "set_to_none": "Drop gradients right after the step: `zero_grad(set_to_none=True)`.",
         "bucket_view": "Keep gradients in the reducer's buckets: `gradient_as_bucket_view=True`.",
+        "copy_trained": "Copy the parameters that are trained, and not the frozen ones.",
         "drop_outputs": "Ask a model for no outputs that nothing reads.",
         "right_size": "Make the buffer as large as what is read from it.",
         "preallocate": "Allocate the final size once and fill it.",

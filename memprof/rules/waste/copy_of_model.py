@@ -17,7 +17,7 @@ from memprof.trace import Category
 from memprof.units import format_bytes
 from memprof.views.window import Window
 
-__all__ = ["RULE"]
+__all__ = ["RULE", "are_copies"]
 
 _TOLERANCE = 0.1
 """Of the parameters' bytes: a state dict also has the buffers, and may lack a head."""
@@ -52,7 +52,7 @@ class CopyOfModel(WasteRule[Match]):
             return
         for site in np.unique(window.site[free]):
             mask = free & (window.site == site)
-            if not _are_copies(Counter(requested[mask].tolist()), parameters):
+            if not are_copies(Counter(requested[mask].tolist()), parameters):
                 continue
             row = window.largest(mask)
             binding = first_binding(window.stack(row))
@@ -81,7 +81,7 @@ class CopyOfModel(WasteRule[Match]):
         yield Advice("del_ref", f"{why}: drop it, or save it to a file.", case.site)
 
 
-def _are_copies(sizes: Counter[int], parameters: Counter[int]) -> bool:
+def are_copies(sizes: Counter[int], parameters: Counter[int]) -> bool:
     """Whether tensors of these sizes (and numbers) may be one or several sets of the parameters."""
     if any(size not in sizes for size in parameters):
         return False  # activations may well be as large as the largest weights
