@@ -16,7 +16,7 @@ from memprof.rules.waste.copy_of_model import are_copies
 from memprof.source_code.program import Place, called_name, place_of
 from memprof.trace import Category
 from memprof.units import format_bytes
-from memprof.views.window import Ints, Window
+from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["RULE"]
 
@@ -46,19 +46,19 @@ class CopiedFrozen(WasteRule[FrozenCopies]):
         """Copies of all parameters, by a statement that goes through them without a condition."""
         if len(window.steps) < FEWEST_STEPS or window.peak.event < 0:
             return
-        there = window.at_peak & ~window.has_owner
-        parameters = window.at_peak & (window.category == Category.PARAMETER)
-        frozen = _frozen(window)
         requested = window.lives.requested
-        every = Counter(requested[parameters].tolist())
-        for site in window.large_sites(there, _LEAST_SHARE):
+        for site in window.large_sites(window.at_peak, _LEAST_SHARE):
             place = place_of(window.owners.sites.frames[site])
-            own = np.flatnonzero(there & (window.site == site))
             if place is None or not _copies_all(place):
                 continue
-            if not are_copies(Counter(requested[own].tolist()), every):
+            # A validation with the average may have put the copies into the model.
+            copies = window.at_peak & (window.site == site)
+            parameters = window.at_peak & (window.category == Category.PARAMETER) & ~copies
+            own = np.flatnonzero(copies)
+            every = Counter(requested[parameters].tolist())
+            if not every or not are_copies(Counter(requested[own].tolist()), every):
                 continue
-            rows = _alike(window, own, frozen)
+            rows = _alike(window, own, _frozen(window, parameters))
             nbytes = int(window.lives.size[rows].sum())
             if window.share(nbytes) < _LEAST_SHARE or len(rows) == len(own):
                 continue
@@ -84,11 +84,10 @@ class CopiedFrozen(WasteRule[FrozenCopies]):
         yield Advice("copy_trained", why, case.site, typed="if p.requires_grad")
 
 
-def _frozen(window: Window) -> Ints:
-    """Parameters at the peak of modules that have neither gradients nor states, where others do."""
+def _frozen(window: Window, parameters: Bools) -> Ints:
+    """Those of modules that have neither gradients nor states, where others do; else none."""
     of_training = np.isin(window.category, (Category.GRADIENT, Category.OPTIMIZER_STATE))
     trained = np.unique(window.module[of_training & (window.module > 0)])
-    parameters = window.at_peak & (window.category == Category.PARAMETER)
     frozen = np.flatnonzero(parameters & ~np.isin(window.module, trained))
     is_known = (parameters & np.isin(window.module, trained)).any()
     return frozen if is_known else frozen[:0]
