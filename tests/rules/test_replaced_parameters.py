@@ -104,3 +104,28 @@ def test_the_line_that_replaces_a_parameter_is_to_delete_its_state(program, code
     assert (first.fix, first.code) == ("del_ref", code)
     assert f"`del {cut}`" in first.why
     assert found.bytes_per_step >= 2 * WIDTH * WIDTH * 4
+
+
+class Moved(Splats):
+    """The moments are taken over for the new parameter, and those of the old one stay."""
+
+    def step(self, number):
+        self.points.square().sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        new = nn.Parameter(self.points.detach().clone())
+        for group in self.optimizer.param_groups:
+            stored = self.optimizer.state.get(self.points)
+            self.optimizer.state[new] = dict(stored)
+            group["params"][0] = new
+        self.points = new
+
+
+def moves():
+    return Moved().step
+
+
+def test_the_line_that_takes_the_old_state_is_where_it_can_go(tmp_path):
+    first = findings_of(moves, tmp_path / "run.json", 24)[0].remedies[0]
+    assert (first.rule, first.fix) == ("replaced-parameters", "del_ref")
+    assert first.code == "stored = self.optimizer.state.get(self.points)"

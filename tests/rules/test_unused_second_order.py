@@ -9,7 +9,7 @@ from torch.func import functional_call
 from memprof.loading import load
 from memprof.rules.ranked_findings import findings
 from tests import forks
-from tests.rules.recorded import findings_of, names
+from tests.rules.recorded import findings_of, names, peak_of
 
 WIDTH = 64
 
@@ -129,6 +129,32 @@ def test_it_is_told_of_a_script_without_functions_too(tmp_path):
     ]
     assert found.remedies[0].fix == "no_create_graph"
     assert "where it is called from" not in found.remedies[0].why
+
+
+def trains_to_first_order():
+    """The gradients are cut off in training, too: neither call takes derivatives of them."""
+    learner = Learner()
+    adapt = learner.adapt
+
+    def cut_off(x, rounds):
+        return {k: w.detach().requires_grad_() for k, w in adapt(x, rounds).items()}
+
+    def train():
+        x = torch.randn(1024, 1)
+        learner.loss(cut_off(x, 6), x).backward()
+
+    def step(number):
+        train()
+        learner.test()
+
+    return step
+
+
+def test_it_is_left_out_for_all_callers_where_none_needs_it(tmp_path):
+    found = findings_of(trains_to_first_order, tmp_path / "run.json")
+    (one,) = [each for each in found if each.rule == "unused-second-order"]
+    assert one.match.called_at is None
+    assert one.remedies[0].saves_bytes > 0.3 * peak_of(tmp_path / "run.json")
 
 
 def test_a_loss_that_goes_back_through_all_passes_needs_it(tmp_path):

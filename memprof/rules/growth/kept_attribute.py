@@ -11,7 +11,7 @@ from memprof.reference_chain import Link, LinkKind
 from memprof.rules.case import NO_FIGURE, Case, says
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.source_code.idioms import growing, last_name
-from memprof.source_code.program import Place, assigned, bound_names, called_name
+from memprof.source_code.program import Place, assigned, bound_names, called_name, own_calls
 
 __all__ = ["RULE"]
 
@@ -37,6 +37,8 @@ class Name(Cause):
     """The statement that binds the name."""
     name: str = ""
     """As written: ``self.batch``; empty where the statement binds none."""
+    copied: str = ""
+    """What the statement copies deeply, with all that the name holds by then: ``self``."""
     is_of_items: bool = False
     """It is an attribute or an entry of what a container has: ``sample.features``."""
 
@@ -58,6 +60,9 @@ class KeptAttribute(GrowthRule[Name]):
         """The first holder whose statement is here; else whatever outlives its step."""
         if case.links & _SAY_MORE:
             return None
+        if case.site is not None and _copied_with(case.site):
+            target = ast.unparse(bound_names(case.site.statement)[0])
+            return Name(place=case.site, name=target, copied=_copied_with(case.site))
         for holder in case.finding.holders:
             setting = _setting(case, holder)
             if setting is not None:
@@ -71,6 +76,15 @@ class KeptAttribute(GrowthRule[Name]):
 
     def advice(self, cause: Name, case: Case) -> Iterator[Advice]:
         """Drop the reference."""
+        if cause.copied:
+            yield Advice(
+                "del_ref",
+                f"`deepcopy({cause.copied})` copies what `{cause.name}` holds as well, so that "
+                "each copy has in it all those before: set it to None first.",
+                cause.place,
+                typed=f"{cause.name} = None",
+            )
+            return
         filling = growing(cause.place) if cause.holder is None else None
         if filling is not None:
             yield Advice(
@@ -103,6 +117,17 @@ class KeptAttribute(GrowthRule[Name]):
             saving=None if case.direct else NO_FIGURE,
             otherwise=not (cause.is_attribute and case.direct),
         )
+
+
+def _copied_with(place: Place) -> str:
+    """What a statement copies deeply and keeps the copy in: ``self.teacher = deepcopy(self)``."""
+    targets = bound_names(place.statement)
+    roots = {ast.unparse(one.value) for one in targets if isinstance(one, ast.Attribute)}
+    copied = [
+        ast.unparse(call.args[0]) for call in own_calls(place.statement, "deepcopy") if call.args
+    ]
+    is_own = len(targets) == 1 and isinstance(place.statement, ast.Assign) and bool(copied)
+    return copied[0] if is_own and copied[0] in roots else ""
 
 
 def _setting(case: Case, holder: Holder) -> Name | None:

@@ -43,6 +43,7 @@ class ReplacedParameters(GrowthRule[OrphanedStates]):
             for link in holder.links:
                 if link.kind == LinkKind.OPTIMIZER_STATE and link.orphaned > 1:
                     place, optimizer = _changed_at(case)
+                    place = _taken_at(place, optimizer) or place
                     return OrphanedStates(
                         link.type_name, link.orphaned, place or case.place_of(holder), optimizer
                     )
@@ -74,6 +75,35 @@ def _changed_at(case: Case) -> tuple[Place | None, str]:
         and (place := program.at(node.lineno)) is not None  # type: ignore[attr-defined]
     ]
     return min(candidates, key=lambda one: not _has_run(case, one[0]), default=(None, ""))
+
+
+def _taken_at(place: Place | None, optimizer: str) -> Place | None:
+    """Where the same function takes the old state, or puts in the new: there the old one can go.
+
+    ``stored = self.opt.state.get(old)``, or ``self.opt.state[new] = stored``.
+    """
+    of_state = [
+        node
+        for node in ast.walk(place.function if place is not None and place.function else ast.Pass())
+        if isinstance(node, (ast.Call, ast.Subscript))
+        and (name := _state_of(node))
+        and optimizer.rpartition(".")[2] in ("", name.rpartition(".")[2])
+    ]
+    of_state.sort(key=lambda node: (not _reads(node), node.lineno))
+    return place.program.place(of_state[0]) if place is not None and of_state else None
+
+
+def _state_of(node: ast.Call | ast.Subscript) -> str:
+    """``self.opt`` of ``self.opt.state[old]`` and ``self.opt.state.get(old)``; else empty."""
+    states = node.value if isinstance(node, ast.Subscript) else None
+    if isinstance(node, ast.Call) and called_name(node) == "get":
+        states = node.func.value if isinstance(node.func, ast.Attribute) else None
+    is_state = isinstance(states, ast.Attribute) and states.attr == "state"
+    return ast.unparse(states.value) if is_state and isinstance(states, ast.Attribute) else ""
+
+
+def _reads(node: ast.Call | ast.Subscript) -> bool:
+    return isinstance(node, ast.Call) or isinstance(node.ctx, ast.Load)
 
 
 def _has_run(case: Case, place: Place) -> bool:

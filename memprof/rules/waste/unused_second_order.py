@@ -57,38 +57,39 @@ class UnusedSecondOrder(WasteRule[SecondOrder]):
         made = (window.phase == Phase.BACKWARD) & (lives.stack != EMPTY)
         frames = {
             stack: tuple(window.user_frames(window.trace.stack(stack)))
-            for stack in np.unique(lives.stack[stays & window.at_peak]).tolist()
+            for stack in np.unique(lives.stack[stays]).tolist()
         }
         of_way: dict[tuple[Frame, ...], list[int]] = defaultdict(list)
-        for row in np.flatnonzero(made & stays & window.at_peak).tolist():
+        for row in np.flatnonzero(made & stays).tolist():
             of_way[frames[int(lives.stack[row])]].append(row)
         for way, of_pass in of_way.items():
+            rows = np.array(of_pass, dtype=np.int64)
+            if not window.at_peak[rows].any():
+                continue
             asked = _asks_for_graph(window.programs, way[0]) if way else None
             if asked is None:
                 continue
-            depth = len(way) - 1  # of what called the function: none at a script's own level
-            within = [s for s, one in frames.items() if one[len(one) - depth :] == way[1:]]
-            by_way = np.isin(lives.stack, within)
-            graph = by_way & (made | (window.category == Category.ACTIVATION)) & stays
+            graph = _graph_of(window, frames, way, stays)
             at_peak = np.flatnonzero(graph & window.at_peak)
             if window.share(int(lives.size[at_peak].sum())) < _LEAST_SHARE:
                 continue
             if _is_gone_through(window, at_peak, way):
                 continue
-            # The window may have ended in the middle of such passes.
-            stacks = np.unique(lives.stack[graph])
-            cut_off = ~window.has_owner & (lives.free >= window.events)
-            cut_off &= np.isin(lives.stack, stacks[stacks != EMPTY])
-            mask = np.zeros(len(lives), dtype=bool)
-            mask[of_pass] = True
+            cuts = [_ended_with_passes(window, _with_cut_off(window, graph), way)]
+            # Of other callers that go through none either, it can be left out as well.
+            for other, of_other in of_way.items():
+                if other[:1] == way[:1] and other != way:
+                    own = _graph_of(window, frames, other, stays)
+                    of_step = _of_one_step(window, own, of_other)
+                    if len(of_step) and not _is_gone_through(window, of_step, other):
+                        cuts.append(_ended_with_passes(window, _with_cut_off(window, own), other))
+            alike = sum(one[:1] == way[:1] for one in _ways(window))
             yield SecondOrder(
-                row=window.main_site(mask),
+                row=window.main_site(_mask(window, rows[window.at_peak[rows]])),
                 rows=at_peak,
                 nbytes=int(lives.size[at_peak].sum()),
-                saving=window.replayed(
-                    _ended_with_passes(window, np.flatnonzero(graph | cut_off), way)
-                ),
-                called_at=way[1] if way[1:] and _has_other_ways(window, way) else None,
+                saving=window.replayed(Cuts.joined(*cuts)),
+                called_at=way[1] if way[1:] and len(cuts) < alike else None,
                 asked_by=asked,
             )
 
@@ -131,11 +132,44 @@ def _may_be_true(value: ast.expr) -> bool:
     return not isinstance(value, ast.Constant) or value.value is True
 
 
-def _has_other_ways(window: Window, way: tuple[Frame, ...]) -> bool:
-    """Whether the line runs backward passes for other callers as well."""
+def _ways(window: Window) -> set[tuple[Frame, ...]]:
+    """The lines of the program, innermost first, from which backward passes were run."""
     stacks = np.unique(window.lives.stack[window.phase == Phase.BACKWARD]).tolist()
-    ways = {tuple(window.user_frames(window.trace.stack(stack))) for stack in stacks}
-    return any(one[:1] == way[:1] and one != way for one in ways)
+    return {tuple(window.user_frames(window.trace.stack(stack))) for stack in stacks}
+
+
+def _graph_of(
+    window: Window, frames: dict[int, tuple[Frame, ...]], way: tuple[Frame, ...], stays: Bools
+) -> Bools:
+    """What passes of a way make, and the activations that its caller's function made before."""
+    lives, depth = window.lives, len(way) - 1  # none at a script's own level
+    within = [s for s, one in frames.items() if one[len(one) - depth :] == way[1:]]
+    made = (window.phase == Phase.BACKWARD) & (lives.stack != EMPTY)
+    made |= window.category == Category.ACTIVATION
+    graph: Bools = np.isin(lives.stack, within) & made & stays
+    return graph
+
+
+def _with_cut_off(window: Window, graph: Bools) -> Ints:
+    """The same with what is there at the window's end, in the middle of such passes."""
+    lives = window.lives
+    stacks = np.unique(lives.stack[graph])
+    cut_off = ~window.has_owner & (lives.free >= window.events)
+    cut_off &= np.isin(lives.stack, stacks[stacks != EMPTY])
+    return np.flatnonzero(graph | cut_off)
+
+
+def _of_one_step(window: Window, graph: Bools, of_pass: list[int]) -> Ints:
+    """What of a graph one step made, of those in which such passes ran the last whole one."""
+    steps = np.unique(window.made_in[of_pass])
+    step = steps[-2] if len(steps) > 1 else steps[-1]
+    return np.flatnonzero(graph & (window.made_in == step))
+
+
+def _mask(window: Window, rows: Ints) -> Bools:
+    mask = np.zeros(len(window.lives), dtype=bool)
+    mask[rows] = True
+    return mask
 
 
 def _is_gone_through(window: Window, rows: Ints, way: tuple[Frame, ...]) -> bool:
