@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -204,3 +206,46 @@ def test_where_another_function_evaluates_no_graph_is_to_be_made_there(in_traini
             "detach": "means[number] = mean_loss(model)",
         }[fix]
     )
+
+
+class Moments:
+    """Averages of gradients and of their squares, with the graphs that a penalty needs."""
+
+    def __init__(self, parameters):
+        self.mean = {at: torch.zeros_like(one) for at, one in enumerate(parameters)}
+        self.square = {at: torch.zeros_like(one) for at, one in enumerate(parameters)}
+
+    def update(self, gradients):
+        for name, gradient in enumerate(gradients):
+            self.mean[name] = 0.9 * self.mean[name] + 0.1 * gradient
+            self.square[name] = 0.9 * self.square[name] + 0.1 * gradient**2
+
+
+def averages():
+    net = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+    moments = Moments(list(net.parameters()))
+
+    def step(number):
+        loss = net(torch.randn(64, 64)).square().mean()
+        gradients = torch.autograd.grad(loss, list(net.parameters()), create_graph=True)
+        moments.update(gradients)
+        sum(one.square().sum() for one in gradients).backward()
+        net.zero_grad()
+
+    return step
+
+
+def test_two_averages_of_one_gradient_are_both_to_be_cut_off(tmp_path):
+    found = next(
+        one for one in findings_of(averages, tmp_path / "run.json", 30) if one.bytes_per_step
+    )
+    first = found.remedies[0]
+    kept, other = ("square", "mean") if "self.square" in first.code else ("mean", "square")
+    line = next(
+        number
+        for number, text in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if text.strip().startswith(f"self.{other}[name] =")
+    )
+    assert (first.rule, first.fix) == ("kept-graph", "detach")
+    assert f"self.{kept}[name]" in first.code
+    assert f"Line {line} keeps such graphs, too: there as well." in first.why

@@ -22,7 +22,7 @@ from memprof.rules.source_facts import handed_over, is_number
 from memprof.source_code.call_sites import Handed
 from memprof.source_code.idioms import Filling, growing
 from memprof.source_code.patch import diff, wrapped
-from memprof.source_code.program import Place
+from memprof.source_code.program import Place, loaded_names
 from memprof.source_code.values import goes_backward, survives_call, used_as_tensor
 from memprof.units import format_percent
 
@@ -182,7 +182,33 @@ def _others(case: Case, place: Place) -> list[int]:
         other = case.place_of(holder) if holder.through_graph else None
         if other is not None and growing(other) is not None:
             first.setdefault(holder_key(holder), other.line)
-    return sorted({*first.values()} - {place.line})
+    return sorted({*first.values(), *_of_the_same_value(place)} - {place.line})
+
+
+def _of_the_same_value(place: Place) -> Iterator[int]:
+    """Lines of the same loop that put what is computed of the same variable into others.
+
+    ``self.m[name] += g`` and ``self.v[name] += g ** 2``: whose variable the loop binds.
+    """
+    own, loop = growing(place), place.loop
+    if own is None or not isinstance(loop, (ast.For, ast.AsyncFor)):
+        return
+    bound = {one.id for one in ast.walk(loop.target) if isinstance(one, ast.Name)}
+    values = bound & {name for one in own.values for name in _read(one)}
+    for statement in loop.body:
+        other = place.program.place(statement) if statement is not place.statement else None
+        filling = growing(other) if other is not None else None
+        is_other = filling is not None and filling.container != own.container
+        read = {name for one in filling.values for name in _read(one)} if filling else set()
+        if is_other and values & read:
+            yield statement.lineno
+
+
+def _read(value: ast.expr) -> set[str]:
+    """The variables that an expression computes with: keys of what is in a container are none."""
+    keys = [one.slice for one in ast.walk(value) if isinstance(one, ast.Subscript)]
+    of_keys = {name for key in keys for name in loaded_names(key)}
+    return loaded_names(value) - of_keys
 
 
 @dataclass(frozen=True, slots=True)
