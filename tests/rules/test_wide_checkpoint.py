@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.rules.checkpointing_models import BLOCKS, WIDTH, Block
 from tests.rules.recorded import findings_of, peak_of
-from tests.rules.test_idle_checkpointing import BLOCKS, WIDTH, Block, learning
+from tests.rules.test_idle_checkpointing import learning
 
 
 class Encoder(nn.Module):
