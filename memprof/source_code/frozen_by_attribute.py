@@ -128,9 +128,10 @@ def _modules(place: Place, receiver: ast.expr, paths: Collection[str]) -> Iterat
     iterated = _iterated(place, receiver.id) if isinstance(receiver, ast.Name) else None
     module = receiver if iterated is None else _module_iterated(iterated)
     names: set[str] = set()
-    gotten = _gotten(place, module)
-    if gotten is not None:
-        yield from (path for path in paths if _texts_of(place, gotten) & set(path.split(".")))
+    name = _name_of_part(place, module)
+    if name is not None:
+        texts = _texts_of(place, name)
+        yield from (path for path in paths if texts & set(path.split(".")))
         return
     if isinstance(module, ast.Attribute):
         names = {module.attr}
@@ -179,7 +180,7 @@ def _iterated(place: Place, name: str) -> ast.expr | None:
     return None
 
 
-def _gotten(place: Place, module: ast.expr | None) -> ast.expr | None:
+def _name_of_part(place: Place, module: ast.expr | None) -> ast.expr | None:
     """``name`` of ``getattr(model, name)``, which an expression or its variable stands for."""
     values = [module]
     if isinstance(module, ast.Name):

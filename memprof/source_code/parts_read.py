@@ -107,7 +107,7 @@ class PartRead:
     """As it is written there: ``logits[:, -1]``."""
     switch: str
     """The parameter of a function on the way that says how much is computed; empty without one."""
-    kept: str = ""
+    count: str = ""
     """How many of the last places are read, as it is written; empty where others are."""
 
 

@@ -165,7 +165,7 @@ def test_copies_of_which_numbers_are_computed_are_to_be_reduced_in_the_hook(tmp_
     assert (found.minor, found.bytes) == (False, LAYERS * RESULT)
     assert (first.fix, first.saves_bytes) == ("reduce_predictions", found.bytes)
     assert first.code == "self.copies[name] = output.detach().clone()"
-    assert "compute these in the hook, and keep the numbers" in first.why
+    assert "compute that in the hook, and keep the numbers" in first.why
 
 
 def test_numbers_of_a_hook_are_left_alone(tmp_path):

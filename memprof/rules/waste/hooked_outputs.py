@@ -63,7 +63,8 @@ class HookedOutputsRule(WasteRule[KeptByHooks]):
         hook = match.hook
         assert hook is not None
         if hook.reduction is not None:
-            return f"are copies of what modules return, of which only {_texts(hook)} are read"
+            read = f"{_texts(hook)} {_verb(hook)} read"
+            return f"are copies of what modules return, of which only {read}"
         return f"are what modules return, kept in `{hook.container}` by a hook on each"
 
     def advice(self, match: KeptByHooks, case: Case) -> Iterator[Advice]:
@@ -74,7 +75,7 @@ class HookedOutputsRule(WasteRule[KeptByHooks]):
             at = case.place_at(hook.filling.program.filename, hook.filling.line)
             why = (
                 f"`{hook.container}` keeps {nbytes} of what modules return until {_texts(hook)} "
-                "are computed: compute these in the hook, and keep the numbers."
+                f"{_verb(hook)} computed: compute that in the hook, and keep the numbers."
             )
             yield Advice("reduce_predictions", why, at or case.site)
             return
@@ -91,6 +92,11 @@ class HookedOutputsRule(WasteRule[KeptByHooks]):
 def _texts(hook: HookedOutputs) -> str:
     assert hook.reduction is not None
     return ", ".join(f"`{text}`" for text in hook.reduction.texts[:_MOST_NAMED])
+
+
+def _verb(hook: HookedOutputs) -> str:
+    assert hook.reduction is not None
+    return "is" if len(hook.reduction.texts) == 1 else "are"
 
 
 def _match(
@@ -116,8 +122,8 @@ def _unread(window: Window, hook: HookedOutputs) -> KeptByHooks | None:
     The keys are paths of modules that the program writes out somewhere. The last that is made in
     such a module is what it returns.
     """
-    kept = np.flatnonzero(kept_beyond_pass(window, to_its_end=True))
-    paths = {at: window.owners.module.names[at] for at in np.unique(window.module[kept]).tolist()}
+    rows = np.flatnonzero(kept_beyond_pass(window, to_its_end=True))
+    paths = {at: window.owners.module.names[at] for at in np.unique(window.module[rows]).tolist()}
     texts = {
         node.value
         for program in window.programs
@@ -130,13 +136,13 @@ def _unread(window: Window, hook: HookedOutputs) -> KeptByHooks | None:
     )
     if not names:
         return None
-    read = np.zeros(len(kept), dtype=bool)
+    read = np.zeros(len(rows), dtype=bool)
     for name in names:
         inside = [at for at, path in paths.items() if _is_in(path.partition(".")[2], name)]
-        own = np.flatnonzero(np.isin(window.module[kept], inside))
-        steps = window.made_in[kept[own]]
+        own = np.flatnonzero(np.isin(window.module[rows], inside))
+        steps = window.made_in[rows[own]]
         read[own[np.append(steps[1:] != steps[:-1], [True])[: len(own)]]] = True
-    return _match(window, kept[~read], hook, names)
+    return _match(window, rows[~read], hook, names)
 
 
 def _is_in(path: str, name: str) -> bool:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, WasteRule
 from memprof.rules.waste.activations import ActivationsOfLine, activations_of_blocks
+from memprof.source_code.idioms import last_name
 from memprof.source_code.program import Place, Program, called_name, calls_in
 from memprof.units import format_bytes
+from memprof.views.stacks import made_by_lines
 from memprof.views.window import Window
 
 __all__ = ["RULE"]
@@ -32,6 +34,8 @@ class IdleCheckpointing(ActivationsOfLine):
     """What it is turned on for, as the program writes it."""
     is_set_to_train: bool = False
     """The program calls ``train()`` of something."""
+    left: Place | None = None
+    """The statement that puts the model in evaluation mode, where it ran and nothing ends that."""
 
 
 class IdleCheckpointingRule(WasteRule[IdleCheckpointing]):
@@ -61,6 +65,7 @@ class IdleCheckpointingRule(WasteRule[IdleCheckpointing]):
                 enabled_at=place,
                 model=ast.unparse(receiver) if receiver is not None else "",
                 is_set_to_train=any(calls_in(one.tree, "train") for one in window.programs),
+                left=_left_in_evaluation(window, receiver),
             )
 
     def title(self, match: IdleCheckpointing) -> str:
@@ -76,7 +81,7 @@ class IdleCheckpointingRule(WasteRule[IdleCheckpointing]):
             "are kept all the same: models of transformers and diffusers look at it in training "
             "mode alone, and `from_pretrained` returns them in evaluation mode."
         )
-        left = _left_in_evaluation(case.programs) if match.is_set_to_train else None
+        left = match.left if match.is_set_to_train else None
         if left is not None:
             why += f" Line {left.line} puts it in that, and its function does not put it back."
         elif match.is_set_to_train:
@@ -87,18 +92,34 @@ class IdleCheckpointingRule(WasteRule[IdleCheckpointing]):
         yield Advice("checkpoint", why, place, typed=f"{model}.train()")
 
 
-def _left_in_evaluation(programs: Sequence[Program]) -> Place | None:
-    """The one statement that puts a model in evaluation mode, whose function does not end that."""
+def _left_in_evaluation(window: Window, model: ast.expr | None) -> Place | None:
+    """The one ``model.eval()`` of a function without ``train()`` that ran before the peak.
+
+    Of what has the name of the model that checkpointing is turned on for.
+    """
+    name = last_name(ast.unparse(model)) if model is not None else ""
     places = [
         place
-        for program in programs
+        for program in window.programs
         for call in calls_in(program.tree, "eval")
         if isinstance(call.func, ast.Attribute)
         and not call.args
+        and last_name(ast.unparse(call.func.value)) == name
         and (place := program.place(call)) is not None
         and not calls_in(place.scope, "train")
+        and _ran_before_peak(window, place)
     ]
     return places[0] if len(places) == 1 else None
+
+
+def _ran_before_peak(window: Window, place: Place) -> bool:
+    """Whether something was made before the peak by the function around a statement."""
+    function = place.function
+    if function is None:
+        return False
+    lines = range(function.lineno, (function.end_lineno or function.lineno) + 1)
+    made = made_by_lines(window, place.program.filename, frozenset(lines))
+    return bool((made & (window.lives.alloc < window.peak.event)).any())
 
 
 def _enabling(programs: Sequence[Program]) -> Place | None:

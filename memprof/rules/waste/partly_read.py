@@ -103,7 +103,7 @@ class PartlyReadResult(WasteRule[PartlyRead]):
                 f"Only `{part.text}` of the {nbytes} is read ({name}:{part.place.line}): take that "
                 "part of what goes into the layer, not of its result."
             )
-            typed = f"model(…, {part.switch}={part.kept})" * bool(part.switch and part.kept)
+            typed = f"model(…, {part.switch}={part.count})" * bool(part.switch and part.count)
             yield Advice("narrow_first", why, case.site, typed=typed)
         elif part.instead is Instead.FIRST:
             why = f"Only `{part.text}` of the {nbytes} is read: `topk` finds these, and no others."
