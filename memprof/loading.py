@@ -7,7 +7,7 @@ together.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -31,6 +31,7 @@ from memprof.records import (
     KeptResults,
     LabelledRows,
     LargeValues,
+    LastReadsRecord,
     Note,
     Owners,
     PaddedBatches,
@@ -78,6 +79,7 @@ from memprof.trace import (
     Events,
     Frame,
     Label,
+    LastReads,
     Phase,
     SegmentKind,
     State,
@@ -154,6 +156,7 @@ class _WindowAssembly:
     length: int = 0
     cut: bool = False
     owners: list[Owners] = field(default_factory=list)
+    last_reads: list[LastReadsRecord] = field(default_factory=list)
 
 
 class _Assembly:
@@ -203,6 +206,7 @@ class _Assembly:
             LabelledRows: self._add_labelled,
             KeptResults: self._add_kept_results,
             LargeValues: self._add_large_values,
+            LastReadsRecord: self._add_last_reads,
             UnmovedParameters: self._add_unmoved,
             PaddedBatches: self._add_padded,
             BatchSizes: self._add_batch_sizes,
@@ -376,6 +380,19 @@ class _Assembly:
             raise ValueError("a number of results is impossible")
         self._kept_results.append(record)
 
+    def _add_last_reads(self, record: LastReadsRecord) -> None:
+        if not len(record.made) == len(record.read) == len(record.part):
+            raise ValueError("its columns differ in length")
+        window = self._window(record.device, record.window)
+        if any(
+            not 0 <= made < read < window.length
+            for made, read in zip(record.made, record.read, strict=True)
+        ):
+            raise ValueError("an event is outside the window")
+        if any(not 0 <= part <= 1 for part in record.part):
+            raise ValueError("a part of a tensor is impossible")
+        window.last_reads.append(record)
+
     def _add_large_values(self, record: LargeValues) -> None:
         counts = (record.size, record.count, record.looks, record.settled)
         places = (record.repeats, record.same, record.used, record.ones, record.distinct)
@@ -522,6 +539,7 @@ class _Assembly:
             end=self._parallel.state(end),
             settings=info.settings,
             torch_version=self._header.torch_version,
+            last_reads=_last_reads(window.last_reads),
         )
         return layout(trace) if name == "cpu" else self._workspaces.trace(trace)
 
@@ -530,6 +548,15 @@ class _Assembly:
             ReadingSeries(*key, *(np.concatenate(columns) for columns in zip(*parts, strict=True)))
             for key, parts in self._readings.items()
         )
+
+
+def _last_reads(records: Sequence[LastReadsRecord]) -> LastReads:
+    columns: LastReads = LastReads.build(
+        made=[event for one in records for event in one.made],
+        read=[event for one in records for event in one.read],
+        part=[part for one in records for part in one.part],
+    )
+    return columns
 
 
 def _check_index(name: str, index: int, length: int) -> None:

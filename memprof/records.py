@@ -28,6 +28,7 @@ __all__ = [
     "KeptResults",
     "LabelledRows",
     "LargeValues",
+    "LastReadsRecord",
     "Note",
     "Owners",
     "PaddedBatches",
@@ -46,7 +47,7 @@ __all__ = [
     "is_out_of_memory",
 ]
 
-SCHEMA_VERSION = (1, 13)
+SCHEMA_VERSION = (1, 14)
 """(major, minor). A reader refuses a newer major version and ignores what a newer minor adds.
 
 What a field meant in an older version is brought to its present meaning by `older_schema`.
@@ -75,6 +76,7 @@ History:
     1.12 `large_values`: how much of large tensors is zero, or the same again, and whether it is so
          in several steps (2026-11)
     1.13 `batch_sizes`: how many rows models are called with (2026-11)
+    1.14 `last_reads`: where operators read large tensors last (2026-11)
 """
 
 
@@ -218,6 +220,27 @@ class Owners(msgspec.Struct, frozen=True, tag_field="kind", tag="owners", omit_d
     block_categories: list[int] = []
     block_labels: list[int] = []
     """As ``labels``."""
+
+
+class LastReadsRecord(
+    msgspec.Struct, frozen=True, tag_field="kind", tag="last_reads", omit_defaults=True
+):
+    """Where operators were given large tensors last that have died since, as columns.
+
+    Known where a dispatch mode records (``recorder`` is ``operators``), of tensors of 256 KiB and
+    more that made a 512th of the bytes in use; not of one that was read whole and died before
+    anything else was allocated. What NumPy reads is not seen, and nothing is written once
+    torch.compile is used.
+    """
+
+    device: str
+    window: int
+    made: list[int] = []
+    """Indices in the window of ``alloc`` events."""
+    read: list[int] = []
+    """Of each the index of the first event after the last operator that was given the tensor."""
+    part: list[float] = []
+    """Of its bytes, that those operators read, added up; 1 for all and more. A view reads none."""
 
 
 class SegmentColumns(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -688,6 +711,7 @@ Record = (
     | LabelledRows
     | KeptResults
     | LargeValues
+    | LastReadsRecord
     | UnmovedParameters
     | PaddedBatches
     | BatchSizes

@@ -36,6 +36,7 @@ __all__ = [
     "Events",
     "Frame",
     "Label",
+    "LastReads",
     "Phase",
     "SegmentKind",
     "Segments",
@@ -342,6 +343,18 @@ class State:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LastReads(Columns):
+    """When operators were given some tensors last, which were made and freed in the trace."""
+
+    made: Column = column("i8")
+    """Index of the ``ALLOC`` event."""
+    read: Column = column("i8")
+    """Index of the first event after the last operator that was given the tensor."""
+    part: Column = column("f4")
+    """Of its bytes, that operators read, added up; 1 for all and more."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Trace:
     """One device's events without a gap, and the state at one end or both.
 
@@ -364,6 +377,8 @@ class Trace:
     """As torch names itself, or ``"2.10+"`` where only a lower bound can be told; may be empty."""
     reordered: bool = False
     """The file's events were not in the order of their times and were sorted."""
+    last_reads: LastReads = field(default_factory=LastReads.build)
+    """Of large tensors of the CPU, where operators were watched; not of those that went at once."""
 
     def stack(self, index: int) -> tuple[Frame, ...]:
         """The frames of one stack, innermost first."""

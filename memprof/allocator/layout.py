@@ -16,7 +16,7 @@ from memprof.allocator.pools import Block
 from memprof.allocator.settings import AllocatorSettings, recorded_settings
 from memprof.allocator.state import Origins, start_owner, state_of
 from memprof.allocator.versions import TieBreak, tie_break_of
-from memprof.trace import Action, Blocks, BlockState, Events, State, Trace
+from memprof.trace import Action, Blocks, BlockState, Events, LastReads, State, Trace
 
 __all__ = ["layout"]
 
@@ -55,6 +55,7 @@ def layout(
         start=start,
         end=state_of(allocator, origins),
         modelled=True,
+        last_reads=rewritten.last_reads(trace),
     )
 
 
@@ -112,6 +113,12 @@ class _Rewritten:
         return replace(
             result, action=action, address=address, size=size, block_size=sizes, category=category
         )
+
+    def last_reads(self, trace: Trace) -> LastReads:
+        """Those of a trace, by the indices of the rows in order."""
+        places = np.flatnonzero(~self._is_added(len(trace.events)))
+        reads = trace.last_reads
+        return replace(reads, made=places[reads.made], read=places[reads.read])
 
     def _is_added(self, length: int) -> npt.NDArray[np.bool_]:
         return np.insert(np.zeros(length, dtype=bool), self.before, True)

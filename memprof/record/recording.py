@@ -15,7 +15,7 @@ import msgspec
 from memprof.cpython.signal_errors import guarded_errors
 from memprof.log import LOG
 from memprof.record.output import Output
-from memprof.records import DeviceInfo, Finding, Note, Owners
+from memprof.records import DeviceInfo, Finding, LastReadsRecord, Note, Owners
 from memprof.runfile.writer import encode_state, encode_trace
 from memprof.sources.protocol import Chunk, Counters, EventSource, Interner
 from memprof.sources.user_files import ProgramFiles
@@ -253,6 +253,9 @@ class Recording(msgspec.Struct):
             self._totals[chunk.device] = self.total_events(chunk.device) + count
         if chunk.late_events or chunk.late_blocks:
             self.output.write(_owners(chunk, self.window))
+        if chunk.last_reads:
+            columns = map(list, zip(*chunk.last_reads, strict=True))
+            self.output.write(LastReadsRecord(chunk.device, self.window, *columns))
 
     def _write_states(self, at: str, states: Mapping[str, State]) -> None:
         self.write_tables()

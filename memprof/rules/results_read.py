@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.source_code.program import Program, called_name, calls_in
+from memprof.source_code.program import Program, called_name, calls_in, place_of
 from memprof.trace import EMPTY, Frame
 from memprof.units import format_bytes
 from memprof.views.window import Window
@@ -18,6 +18,7 @@ __all__ = [
     "calling_frame",
     "fate_of",
     "fates",
+    "handed_outside",
     "reads_outside_torch",
 ]
 
@@ -150,10 +151,29 @@ def _lines(window: Window, stacks: Sequence[int]) -> tuple[Frame, ...]:
 
 def reads_outside_torch(programs: Sequence[Program]) -> bool:
     """Whether a file hands tensors on to what torch's operators do not see, and not small ones."""
+    return any(_hands_outside(program.tree) for program in programs)
+
+
+def handed_outside(frames: Sequence[Frame], reader: Frame | None) -> bool:
+    """Whether a function that a result goes through hands something on to such.
+
+    Args:
+        frames: the program's own lines that made it, innermost first.
+        reader: the line that reads it: it goes no further out than to that function.
+    """
+    for frame in frames:
+        place = place_of(frame)
+        if place is None or _hands_outside(place.scope):
+            return True
+        if reader is not None and (frame.filename, frame.name) == (reader.filename, reader.name):
+            return False
+    return False
+
+
+def _hands_outside(tree: ast.AST) -> bool:
     return any(
         not any(_is_small(one) for one in _given(call))
-        for program in programs
-        for call in calls_in(program.tree, *_OUTSIDE_TORCH)
+        for call in calls_in(tree, *_OUTSIDE_TORCH)
         if not ast.unparse(call.func).startswith(_JSON)
     )
 

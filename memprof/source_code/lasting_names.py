@@ -18,7 +18,7 @@ from memprof.source_code.program import (
 from memprof.source_code.verbs import FILLING
 from memprof.trace import Frame
 
-__all__ = ["Binding", "binding_of", "first_binding", "handed_on", "is_read_before"]
+__all__ = ["Binding", "binding_of", "first_binding", "handed_on", "is_read_before", "keeping_line"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,6 +147,48 @@ def _passes(value: ast.expr, name: str) -> bool:
     return isinstance(value, ast.BinOp) and (
         _passes(value.left, name) or _passes(value.right, name)
     )
+
+
+def keeping_line(frames: Sequence[Frame]) -> tuple[Frame | None, str]:
+    """The line that puts what was made into a container or an attribute, and that as written.
+
+    ``frames`` are the program's own, innermost first: what a function returns its caller has.
+    """
+    for frame in frames:
+        place = place_of(frame)
+        if place is None:
+            break
+        statement: ast.stmt = place.statement
+        if isinstance(statement, ast.Return):
+            continue
+        target, line = _taken_by(statement), frame.line
+        if target is None:
+            names = [one for one in bound_names(statement) if isinstance(one, ast.Name)]
+            kept_at = handed_on(place, names[0].id) if len(names) == 1 else None
+            if kept_at is not None:
+                target = _taken_by(kept_at.statement)
+                line = kept_at.line
+            elif len(names) == 1 and _is_returned(place, names[0].id):
+                continue
+        if target is None:
+            break
+        return frame._replace(line=line), ast.unparse(target)
+    return None, ""
+
+
+def _taken_by(statement: ast.stmt) -> ast.expr | None:
+    """What a statement puts a value into: a container, an attribute or an item."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+        return call.func.value if call.func.attr in FILLING else None
+    targets = bound_names(statement)
+    kept = (one for one in targets if isinstance(one, (ast.Attribute, ast.Subscript)))
+    return next(kept, None)
+
+
+def _is_returned(place: Place, name: str) -> bool:
+    returns = (node.value for node in ast.walk(place.scope) if isinstance(node, ast.Return))
+    return any(isinstance(value, ast.Name) and value.id == name for value in returns)
 
 
 def is_read_before(place: Place, target: ast.expr) -> bool:

@@ -55,6 +55,17 @@ class LateOwner(NamedTuple):
     """Row of the labels, with the module that owns it."""
 
 
+class LastRead(NamedTuple):
+    """What operators were given of a large tensor."""
+
+    made: int
+    """Index in the window of the event that made it."""
+    read: int
+    """The same of the first event after the last operator that was given it."""
+    part: float
+    """Of its bytes, that they read, added up; 1 for all and more."""
+
+
 class Chunk(msgspec.Struct, frozen=True, eq=False):
     """The events of one device since the last drain, and owners that became known late.
 
@@ -66,6 +77,8 @@ class Chunk(msgspec.Struct, frozen=True, eq=False):
     events: Events
     late_events: Mapping[int, LateOwner] = msgspec.field(default_factory=dict)
     late_blocks: Mapping[int, LateOwner] = msgspec.field(default_factory=dict)
+    last_reads: Sequence[LastRead] = ()
+    """Of large tensors that have died."""
 
 
 class Reading(NamedTuple):

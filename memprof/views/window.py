@@ -218,6 +218,31 @@ class Window:
         return Cuts.ended_at(self.line, rows, at)
 
     @cached_property
+    def unread_from(self) -> Ints:
+        """The event from which on no operator is given it; its end where that is not known."""
+        rows, reads = self._rows_read, self.trace.last_reads
+        unread: Ints = self.lives.free.copy()
+        unread[rows[rows >= 0]] = reads.read[rows >= 0]
+        return unread
+
+    @cached_property
+    def part_read(self) -> npt.NDArray[np.float64]:
+        """Of its bytes, that operators read, added up: 1 for all, or where that is not known."""
+        rows, reads = self._rows_read, self.trace.last_reads
+        parts = np.ones(len(self.lives))
+        parts[rows[rows >= 0]] = reads.part[rows >= 0]
+        return parts
+
+    @cached_property
+    def _rows_read(self) -> Ints:
+        """The lifetimes of which the trace knows the last reads; -1 for none."""
+        made = self.lives.alloc >= 0
+        rows = np.full(self.events, -1, dtype=np.int64)
+        rows[self.lives.alloc[made]] = np.flatnonzero(made)
+        own: Ints = rows[self.trace.last_reads.made]
+        return own
+
+    @cached_property
     def at_peak(self) -> Bools:
         """Alive at the peak."""
         return self.lives.alive_at(self.peak.event)

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from memprof.allocator import layout
-from memprof.trace import Action, Blocks, BlockState, Category, Events, State, Tables, Trace
+from memprof.trace import (
+    Action,
+    Blocks,
+    BlockState,
+    Category,
+    Events,
+    LastReads,
+    State,
+    Tables,
+    Trace,
+)
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -112,6 +124,24 @@ def test_an_allocation_at_a_live_key_frees_what_was_there() -> None:
     assert trace.end is not None
     assert trace.end.requested == MIB
     assert Action.FREE_COMPLETED in trace.events.action.tolist()
+
+
+def test_last_reads_point_at_the_same_events_as_before() -> None:
+    trace = cpu_trace(
+        (Action.ALLOC, 1, 3 * MIB),
+        (Action.ALLOC, 2, 30 * MIB),
+        (Action.ALLOC, 3, 30 * MIB),
+        (Action.FREE_REQUESTED, 2, 30 * MIB),
+        (Action.FREE_REQUESTED, 1, 3 * MIB),
+    )
+    reads = LastReads.build(made=np.array([1]), read=np.array([3]), part=np.array([0.5]))
+    laid_out = layout(replace(trace, last_reads=reads))
+
+    made, read = laid_out.last_reads.made, laid_out.last_reads.read
+    assert made.tolist() == [3]
+    assert read.tolist() == [6]
+    assert laid_out.events.size[made].tolist() == [30 * MIB]
+    assert laid_out.events.action[read].tolist() == [Action.FREE_REQUESTED]
 
 
 def test_a_trace_without_events_stays_one() -> None:

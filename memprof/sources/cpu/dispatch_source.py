@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from memprof.cpython.signal_errors import guarded_errors, is_of_signal
 from memprof.cpython.thread_clock import thread_ns
 from memprof.records import DeviceInfo, DoubleResults, KeptResults, LabelledRows, LargeValues
@@ -28,6 +30,7 @@ from memprof.sources.cpu.find_storages import StorageSearch, cpu_storages, objec
 from memprof.sources.cpu.kept_results import KeptResultsWatch
 from memprof.sources.cpu.labelled_rows import LabelledRowsWatch, likelihoods
 from memprof.sources.cpu.large_values import LEAST_BYTES, LargeValuesWatch
+from memprof.sources.cpu.last_reads import LastReadsWatch
 from memprof.sources.cpu.live_storages import ROW, LiveStorages, LivingStorages, StorageReference
 from memprof.sources.cpu.other_threads import OtherThreads
 from memprof.sources.cpu.sampled_time import SampledTime
@@ -134,6 +137,7 @@ class CpuSource(Listener):
         self._labelled = LabelledRowsWatch(self._live.references)
         self._kept_results = KeptResultsWatch(self._live.references, self._stack_at)
         self._large_values = LargeValuesWatch(self._live)
+        self._last_reads = LastReadsWatch(self._live)
         self._likelihoods: frozenset[int] = frozenset()
         self.on_full: Callable[[], None] | None = None
         """Called within an operator when many events wait, or have waited for long."""
@@ -250,7 +254,10 @@ class CpuSource(Listener):
         ]
         for reference in living:
             reference.event = batch.event_of(reference.serial)
+        last_reads = self._last_reads.take(batch)
         chunk = batch.chunk(_DEVICE, living, self._live.counted_references())
+        if last_reads and not is_used():  # compiled code reads unseen
+            chunk = msgspec.structs.replace(chunk, last_reads=last_reads)
         self._events += len(chunk.events)
         return [chunk]
 
@@ -417,6 +424,7 @@ class CpuSource(Listener):
         self._origins.start()
         self._kept_results.clear()
         self._large_values.begin()
+        self._last_reads.begin()
         self._live.record(True)
         self._live.peak = self._live.bytes
         self._since = next(self._live.serials)
@@ -460,13 +468,14 @@ class CpuSource(Listener):
         parts = self._origins.parts if own and self._origins is not None else frozenset()
         operators = self._operators
         doubles, wide = self._doubles, double_types()
-        large_values = self._large_values
+        large_values, live = self._large_values, self._live
+        reads, with_reads = self._last_reads, self._last_reads.followed
         self._likelihoods = likelihoods()
         conversion = torch.ops.aten._to_copy.default
         followed, see = self._kept_results.nodes, self._see_kept
 
         # One function, since a call would cost each operator as much as the rest does.
-        def dispatch(  # noqa: PLR0912
+        def dispatch(  # noqa: PLR0912, PLR0915
             _mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             """Run an operator as it would be run, note what it returns, and return that."""
@@ -502,6 +511,19 @@ class CpuSource(Listener):
                         self._note_part(frame_here(0).f_back, func, args)
                 elif kind not in _NO_TENSORS:
                     self._note_results(out, frame_here(0).f_back, func, args, own)
+                if with_reads:  # what `LastReadsWatch.see` does, since a call costs as much again
+                    for value in args:
+                        kind = type(value)
+                        if kind is tensor or kind is parameter:
+                            reference = reference_of(value.untyped_storage()._cdata)
+                            if reference is not None:
+                                reference.read = live.newest
+                                if reference.part < 1:
+                                    reads.note_part(reference, value, func, args, out)
+                        elif kind not in _NO_TENSORS:
+                            reads.see((value,), func, args, out)
+                    if kwargs:
+                        reads.see(kwargs.values(), func, args, out)
                 if followed:
                     see(func, args, kwargs, out, frame_here(0).f_back)
                 if self._at_loss and own:
@@ -614,6 +636,8 @@ class CpuSource(Listener):
         new = live.add(storage, stack, label, origin)
         if new is not None:
             self._kept_results.add(new)
+            if own:
+                self._last_reads.add(new)
         return new
 
     def _see_kept(self, func: Any, args: Any, kwargs: Any, out: Any, frame: Any) -> None:

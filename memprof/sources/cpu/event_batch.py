@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # a millisecond of a recording's beginning
 __all__ = ["Batch"]
 
 Ints: TypeAlias = "npt.NDArray[np.int64]"
+Bools: TypeAlias = "npt.NDArray[np.bool_]"
 
 
 class Batch:
@@ -40,6 +41,7 @@ class Batch:
         self._alloc_starts = self._starts[self._allocs][order]
         self._stacks = table[self._allocs, 4][order]
         self.first_serial = int(self._serials[0]) if len(serials) else np.iinfo(np.int64).max
+        """Of the allocations; the largest number where there are none."""
 
     def event_of(self, serial: int) -> int:
         """Index in the window of the allocation with this serial; -1 where it is not here."""
@@ -47,6 +49,31 @@ class Batch:
         if at < len(self._serials) and self._serials[at] == serial:
             return int(self._alloc_starts[at]) + self._first
         return NOT_RECORDED
+
+    @property
+    def allocations(self) -> tuple[Ints, Ints]:
+        """The serials of the storages that were made, in order, and their indices in the window."""
+        return self._serials, self._alloc_starts + self._first
+
+    def ends_of(self, serials: Ints) -> Ints:
+        """Index in the window at which each storage died; -1 where that is not here."""
+        dead = self._table[~self._allocs, 6]
+        order = np.argsort(dead, kind="stable")
+        ends: Ints = np.full(len(serials), NOT_RECORDED, dtype=np.int64)
+        if len(dead):
+            at = np.minimum(np.searchsorted(dead[order], serials), len(dead) - 1)
+            is_here = dead[order][at] == serials
+            ends[is_here] = self._starts[~self._allocs][order][at[is_here]] + self._first
+        return ends
+
+    def allocates_between(self, first: Ints, last: Ints) -> Bools:
+        """Whether something was allocated at each ``first`` event or later, before each ``last``.
+
+        Taken for granted where ``first`` came before the batch.
+        """
+        starts = np.sort(self._alloc_starts) + self._first
+        has: Bools = np.searchsorted(starts, first) < np.searchsorted(starts, last)
+        return has | (first < self._first)
 
     def chunk(
         self,

@@ -39,6 +39,8 @@ class StorageReference(weakref.ref):  # type: ignore[type-arg]
         "handed_label",
         "key",
         "label",
+        "part",
+        "read",
         "recomputed",
         "serial",
         "size",
@@ -52,6 +54,10 @@ class StorageReference(weakref.ref):  # type: ignore[type-arg]
     size: int
     serial: int
     """In the order in which storages became known."""
+    part: float
+    """Of its bytes, that operators have read, see `LastReadsWatch`; 1 where nobody counts."""
+    read: int
+    """The serial of the newest storage as an operator read it last, see `LastReadsWatch`."""
     stack: int
     label: int
     category: int
@@ -103,6 +109,8 @@ class LiveStorages:
         self.peak = 0
         self.rows: list[int] = []
         self.serials = itertools.count()
+        self.newest = -1
+        """The serial of the storage that became known last."""
         self.failure = ""
         self._place = place
         self._recording = False
@@ -154,11 +162,12 @@ class LiveStorages:
         reference.key = key
         reference.address = address
         reference.size = size
-        reference.serial = serial = next(self.serials)
+        reference.serial = reference.read = self.newest = serial = next(self.serials)
         reference.stack = stack
         reference.label = reference.handed_label = label
         reference.category = reference.handed = 0
         reference.event = reference.width = -1
+        reference.part = 1.0
         row = (
             (1, address, size, time.time_ns(), stack, label, serial, origin)
             if self._recording

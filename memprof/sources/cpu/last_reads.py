@@ -1,0 +1,149 @@
+"""When operators read large tensors last, of those that die in a window."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from memprof.sources.cpu.event_batch import Batch
+from memprof.sources.cpu.live_storages import LiveStorages, StorageReference
+from memprof.sources.protocol import LastRead
+from memprof.trace import NOT_RECORDED
+
+if TYPE_CHECKING:  # a millisecond of a recording's beginning
+    import numpy.typing as npt
+
+__all__ = ["LastReadsWatch"]
+
+Ints: TypeAlias = "npt.NDArray[np.int64]"
+
+_LEAST_BYTES = 256 << 10
+"""Of a storage that is followed, …"""
+_LEAST_PART = 512
+"""… and one part in so many of the bytes in use as it is made."""
+_MOSTLY = 0.5
+_PICKING = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("_unsafe_index", "embedding", "gather", "index", "index_select", "masked_select"),
+        *("narrow_copy", "select_copy", "slice_copy", "take"),
+    )
+)
+
+
+class _Way(Enum):
+    """What an operator does with the first tensor that it is given."""
+
+    READING = auto()
+    VIEWING = auto()
+    """It returns a view: nothing is read yet."""
+    PICKING = auto()
+    """It reads as many values as it returns."""
+    WRITING = auto()
+    """It returns what it was given, and has written to that."""
+
+
+class LastReadsWatch:
+    """Told of large storages as they are made and, while one lives, of every operator's arguments.
+
+    Reading is to be given to an operator, a view's as well. What NumPy reads is not seen.
+    """
+
+    def __init__(self, live: LiveStorages) -> None:
+        """``live`` are the storages that are known."""
+        self._live = live
+        self.followed: list[StorageReference] = []
+        """Nobody has to call `see` where it is empty; always the same list."""
+        self._ways: dict[Any, _Way] = {}
+        self._batches: list[tuple[int, Ints, Ints]] = []
+        """Of each drain its first serial, and its allocations' serials and events."""
+
+    def begin(self) -> None:
+        """A window begins: what was made before is not followed."""
+        self.followed.clear()
+        self._batches.clear()
+
+    def add(self, reference: StorageReference) -> None:
+        """Follow a storage that is new, if it is large."""
+        size = reference.size
+        if size >= _LEAST_BYTES and size * _LEAST_PART >= self._live.bytes:
+            reference.part = 0.0
+            self.followed.append(reference)
+
+    def see(self, values: Any, func: Any, args: Any, out: Any) -> None:
+        """An operator ``func`` was given some of its ``args``, and has returned ``out``.
+
+        Sequences among the values are looked into.
+        """
+        for value in values:
+            if isinstance(value, (list, tuple)):
+                self.see(value, func, args, out)
+            elif hasattr(value, "untyped_storage"):
+                reference = self._live.references.get(value.untyped_storage()._cdata)
+                if reference is not None:
+                    reference.read = self._live.newest
+                    if reference.part < 1:
+                        self.note_part(reference, value, func, args, out)
+
+    def note_part(
+        self, reference: StorageReference, value: Any, func: Any, args: Any, out: Any
+    ) -> None:
+        """Add what the operator reads of a storage to what others have read of it."""
+        way = self._ways.get(func)
+        if way is None:
+            way = self._ways[func] = _way(func)
+        if way is _Way.VIEWING:
+            return
+        is_plain = hasattr(out, "untyped_storage")
+        if is_plain and way is _Way.READING and out.untyped_storage()._cdata == reference.key:
+            return  # ``_unsafe_view``, whose schema does not say so
+        takes = out if is_plain and way is _Way.PICKING and value is args[0] else value
+        reference.part += takes.numel() * takes.element_size() / reference.size
+
+    def take(self, batch: Batch) -> list[LastRead]:
+        """What is known of those that have died in a batch.
+
+        Left out are those that died before anything else was allocated, and were read whole.
+        """
+        self._batches.append((batch.first_serial, *batch.allocations))
+        references = self._live.references
+        over = [one for one in self.followed if references.get(one.key) is not one]
+        if not over:
+            return []
+        ends = batch.ends_of(np.array([one.serial for one in over]))
+        is_told = ends != NOT_RECORDED
+        told = {id(one) for one, is_one in zip(over, is_told.tolist(), strict=True) if is_one}
+        self.followed[:] = [one for one in self.followed if id(one) not in told]
+        over = [one for one in over if id(one) in told]
+        made = self._events_of([one.serial for one in over])
+        read = self._events_of([one.read for one in over]) + 1
+        rests = batch.allocates_between(read, ends[is_told])
+        columns = (made.tolist(), read.tolist(), rests.tolist(), over)
+        return [
+            LastRead(made_at, read_at, min(1.0, round(one.part, 4)))
+            for made_at, read_at, is_rest, one in zip(*columns, strict=True)
+            if made_at != NOT_RECORDED and (is_rest or one.part < _MOSTLY)
+        ]
+
+    def _events_of(self, serials: list[int]) -> Ints:
+        """The event of the last allocation up to each serial."""
+        wanted = np.array(serials, dtype=np.int64)
+        events = np.full(len(wanted), NOT_RECORDED, dtype=np.int64)
+        left = np.ones(len(wanted), dtype=bool)
+        for first, of_batch, starts in reversed(self._batches):
+            here = left & (wanted >= first)
+            events[here] = starts[np.searchsorted(of_batch, wanted[here], side="right") - 1]
+            left &= ~here
+            if not left.any():
+                break
+        return events
+
+
+def _way(func: Any) -> _Way:
+    if getattr(func, "is_view", False):
+        return _Way.VIEWING
+    if func._schema.is_mutable:
+        return _Way.WRITING
+    return _Way.PICKING if func._schema.name in _PICKING else _Way.READING

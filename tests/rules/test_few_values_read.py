@@ -1,0 +1,154 @@
+"""few-values-read: a large result is computed whole, and few of its values are read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.rules.recorded import findings_of, peak_of
+
+ITEMS, WIDTH, PAIRS = 1024, 32, 500
+MATRIX = ITEMS * ITEMS * 4
+
+
+class Scores(nn.Module):
+    """The scores of pairs: picked of those of all, or computed for them."""
+
+    def __init__(self, *, of_all):
+        super().__init__()
+        self.of_all = of_all
+        self.vectors = nn.Parameter(torch.randn(ITEMS, WIDTH))
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def affinity(self):
+        return self.scale * (self.vectors @ self.vectors.t())
+
+    def forward(self, first, second):
+        if self.of_all:
+            return self.affinity()[first, second]
+        return self.scale * (self.vectors[first] * self.vectors[second]).sum(-1)
+
+
+def learning(*, of_all):
+    model = Scores(of_all=of_all)
+
+    def step(number):
+        first, second = torch.randint(ITEMS, (2, PAIRS))
+        model(first, second).square().mean().backward()
+        model.zero_grad()
+
+    return step
+
+
+def fires():
+    return learning(of_all=True)
+
+
+def looks_alike():
+    return learning(of_all=False)
+
+
+def own(found):
+    return [one for one in found if one.rule == "few-values-read"]
+
+
+def test_pairs_are_picked_of_the_scores_of_all(tmp_path):
+    (finding,) = own(findings_of(fires, tmp_path / "run.json"))
+
+    line = Scores.affinity.__code__.co_firstlineno + 1
+    assert finding.site.line == line
+    assert finding.title.endswith("are there for a result of whose values < 0.1 % are read")
+    (remedy,) = finding.remedies
+    assert remedy.fix == "narrow_first"
+    assert f"read in line {Scores.forward.__code__.co_firstlineno + 2}" in remedy.why
+    before = peak_of(tmp_path / "run.json")
+    findings_of(looks_alike, tmp_path / "other.json")
+    saved = before - peak_of(tmp_path / "other.json")
+    assert remedy.saves_bytes == pytest.approx(saved, rel=0.05)
+
+
+def pasted(*, first):
+    """Masks are made as large as the image, and those of good boxes are read."""
+    masks = torch.rand(40, 1, 28, 28)
+    scores = torch.linspace(0, 1, 40)
+
+    @torch.no_grad()
+    def step(number):
+        keep = (scores > 0.9).nonzero()[:, 0]
+        if first:
+            pasted = nn.functional.interpolate(masks[keep], size=(256, 256))
+        else:
+            pasted = nn.functional.interpolate(masks, size=(256, 256))[keep]
+        return (pasted > 0.5).sum()
+
+    return step
+
+
+def pasted_all():
+    return pasted(first=False)
+
+
+def pasted_few():
+    return pasted(first=True)
+
+
+def test_what_is_made_large_before_most_of_it_is_dropped(tmp_path):
+    found = findings_of(pasted_all, tmp_path / "run.json")
+
+    line = pasted.__code__.co_firstlineno + 11
+    assert found[0].rule in ("few-values-read", "partly-read")
+    assert found[0].site.line == line
+    assert own(findings_of(pasted_few, tmp_path / "other.json")) == []
+
+
+def read_whole_now_and_then():
+    """A table of distances of which a step reads some, and every fourth all."""
+    points = torch.randn(ITEMS, 8)
+
+    def step(number):
+        distances = torch.cdist(points, points)
+        near = distances[torch.randint(ITEMS, (PAIRS,)), torch.randint(ITEMS, (PAIRS,))]
+        return near.mean() + (distances.mean() if number % 4 == 0 else 0)
+
+    return step
+
+
+def cropped():
+    """Data that the program makes: a part of an image is read."""
+
+    def step(number):
+        image = torch.rand(ITEMS, ITEMS)
+        return image[:64, :64].clone().mean()
+
+    return step
+
+
+def kept_for_many_steps():
+    table = {}
+
+    def step(number):
+        if not table:
+            table["all"] = torch.cdist(torch.randn(ITEMS, 8), torch.randn(ITEMS, 8))
+        return table["all"][torch.randint(ITEMS, (4,))].mean()
+
+    return step
+
+
+def written_into():
+    """A product that more is added to, and of which a few rows are read."""
+    points = torch.randn(ITEMS, 8)
+
+    def step(number):
+        product = points @ points.t()
+        product.add_(1)
+        return product[:4].mean()
+
+    return step
+
+
+@pytest.mark.parametrize(
+    "program", [looks_alike, read_whole_now_and_then, cropped, kept_for_many_steps, written_into]
+)
+def test_what_is_read_or_is_data_is_not_meant(program, tmp_path):
+    assert own(findings_of(program, tmp_path / "run.json")) == []

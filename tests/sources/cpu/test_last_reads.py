@@ -1,0 +1,205 @@
+"""When operators read large tensors last."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import memprof
+from memprof.loading import load
+from memprof.views.examination import examine
+
+ROWS, COLUMNS = 256, 256
+NBYTES = ROWS * COLUMNS * 4
+"""The least that is followed."""
+HALF = ROWS // 2
+
+
+def made(rows=ROWS):
+    return torch.ones(rows, COLUMNS)
+
+
+def allocate(number):
+    """An allocation by which a place in the recording is told: so many rows of one byte."""
+    return torch.empty(number, dtype=torch.uint8)
+
+
+def reads_of(program, tmp_path):
+    """Bytes of the last `allocate` before the last read, and before the end, of each of `made`."""
+    with memprof.track(tmp_path / "run.json", sources=("cpu",)):
+        program()
+    (device,) = examine(load(tmp_path / "run.json")).devices
+    window = device.windows[0]
+    lives = window.lives
+    rows = [
+        row
+        for row in range(len(lives))
+        if lives.alloc[row] >= 0 and window.stack(row)[0].name == "made"
+    ]
+    marks = [
+        row
+        for row in range(len(lives))
+        if lives.alloc[row] >= 0 and window.stack(row)[0].name == "allocate"
+    ]
+
+    def mark_before(event):
+        sizes = [int(lives.requested[row]) for row in marks if lives.alloc[row] < event]
+        return sizes[-1] if sizes else 0
+
+    return [(mark_before(window.unread_from[row]), mark_before(lives.free[row])) for row in rows]
+
+
+def read_once():
+    x = made()
+    first = allocate(1)
+    total = x.sum()
+    second = allocate(2)
+    del x
+    return first, total, second
+
+
+def read_by_view():
+    x = made()
+    first = allocate(1)
+    total = x[:2].t().sum()
+    second = allocate(2)
+    del x
+    return first, total, second
+
+
+def read_in_a_list():
+    x = made()
+    first = allocate(1)
+    joined = torch.cat([x, x])
+    second = allocate(2)
+    del x
+    return first, joined, second
+
+
+def read_by_keyword():
+    x = made()
+    first = allocate(1)
+    loss = F.mse_loss(torch.zeros(ROWS, COLUMNS), target=x)
+    second = allocate(2)
+    del x
+    return first, loss, second
+
+
+def written_in_place():
+    x = made()
+    first = allocate(1)
+    x.zero_()
+    second = allocate(2)
+    del x
+    return first, second
+
+
+def never_read():
+    first = allocate(1)
+    x = made()
+    second = allocate(2)
+    del x
+    return first, second
+
+
+def read_in_backward():
+    weight = torch.ones(COLUMNS, COLUMNS, requires_grad=True)
+    x = made()
+    out = x @ weight
+    first = allocate(1)
+    out.sum().backward()
+    second = allocate(2)
+    del x, out
+    third = allocate(3)
+    return first, second, third
+
+
+@pytest.mark.parametrize(
+    ("program", "read", "end"),
+    [
+        (read_once, 1, 2),
+        (read_by_view, 1, 2),
+        (read_in_a_list, 1, 2),
+        (read_by_keyword, 1, 2),
+        (written_in_place, 1, 2),
+        (never_read, 1, 2),
+        (read_in_backward, 1, 2),
+    ],
+)
+def test_the_last_operator_that_is_given_a_tensor_reads_it_last(program, read, end, tmp_path):
+    assert reads_of(program, tmp_path) == [(read, end)]
+
+
+def test_what_goes_before_anything_else_is_allocated_is_not_written(tmp_path):
+    def program():
+        for _ in range(3):
+            made().sum()
+
+    with memprof.track(tmp_path / "run.json", sources=("cpu",)):
+        program()
+    (device,) = load(tmp_path / "run.json").devices
+    assert len(device.windows[0].last_reads) == 0
+
+
+def test_a_small_tensor_is_not_followed(tmp_path):
+    def program():
+        x = made(HALF)
+        first = allocate(1)
+        del x
+        return first
+
+    assert reads_of(program, tmp_path) == [(1, 1)]  # its end, as of what is not known
+
+
+def test_what_is_made_small_beside_much_else_is_not_followed(tmp_path):
+    def program():
+        most = torch.empty(NBYTES * 512, dtype=torch.uint8)
+        x = made()
+        first = allocate(1)
+        del x
+        return most, first
+
+    assert reads_of(program, tmp_path) == [(1, 1)]
+
+
+def test_reads_of_steps_before_count(tmp_path):
+    """What one drain has written is read after it."""
+    with memprof.track(tmp_path / "run.json", sources=("cpu",)) as tracker:
+        x = made()
+        tracker.step()
+        first = allocate(1)
+        tracker.step()
+        total = x.sum()
+        second = allocate(2)
+        tracker.step()
+        third = allocate(3)
+        tracker.step()
+        del x
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert total == NBYTES / 4
+    (device,) = examine(load(tmp_path / "run.json")).devices
+    window = device.windows[0]
+    (row,) = [
+        row
+        for row in range(len(window.lives))
+        if window.lives.alloc[row] >= 0 and window.stack(row)[0].name == "made"
+    ]
+    after = window.unread_from[row]
+    marks = [
+        int(window.lives.requested[one])
+        for one in np.flatnonzero((window.lives.alloc >= 0) & (window.lives.alloc < after)).tolist()
+        if window.stack(one)[0].name == "allocate"
+    ]
+    assert marks == [1]
+
+
+def test_nothing_is_written_once_code_is_compiled(tmp_path, monkeypatch):
+    monkeypatch.setattr("memprof.sources.cpu.dispatch_source.is_used", lambda: True)
+    with memprof.track(tmp_path / "run.json", sources=("cpu",)):
+        read_once()
+    (device,) = load(tmp_path / "run.json").devices
+    assert len(device.windows[0].last_reads) == 0
