@@ -29,7 +29,7 @@ _LEAST_PAIRS = 15
 """Pairs at the peak: with fewer there is little to gain."""
 _LEAST_SHARE = 0.2
 """Of the peak."""
-_FEW_PAIRS = 20
+_FEW_PAIRS = 40
 """Where the program itself says how many: that many may well be meant."""
 
 
