@@ -67,11 +67,6 @@ def test_a_short_history_saves_all_older_pairs(tmp_path):
     assert only.saves_bytes >= (vectors - 20 - 2) * VECTOR
 
 
-def test_forty_that_the_program_asks_for_are_meant(tmp_path):
-    found = findings_of(lambda: training(lr=1e-3, history_size=40), tmp_path / "run.json")
-    assert "lbfgs-history" not in [one.rule for one in found]
-
-
 def by_name(name, parameters, **options):
     return {"lbfgs": torch.optim.LBFGS, "sgd": torch.optim.SGD}[name](parameters, **options)
 
