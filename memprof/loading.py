@@ -33,6 +33,7 @@ from memprof.records import (
     LargeValues,
     LastReadsRecord,
     Note,
+    OverlapCopies,
     Owners,
     PaddedBatches,
     Readings,
@@ -182,6 +183,7 @@ class _Assembly:
         self._labelled: list[LabelledRows] = []
         self._kept_results: list[KeptResults] = []
         self._large_values: list[LargeValues] = []
+        self._overlap_copies: list[OverlapCopies] = []
         self._unmoved = UnmovedParameters()
         self._padded: PaddedBatches | None = None
         self._batch_sizes: BatchSizes | None = None
@@ -206,6 +208,7 @@ class _Assembly:
             LabelledRows: self._add_labelled,
             KeptResults: self._add_kept_results,
             LargeValues: self._add_large_values,
+            OverlapCopies: self._add_overlap_copies,
             LastReadsRecord: self._add_last_reads,
             UnmovedParameters: self._add_unmoved,
             PaddedBatches: self._add_padded,
@@ -380,6 +383,16 @@ class _Assembly:
             raise ValueError("a number of results is impossible")
         self._kept_results.append(record)
 
+    def _add_overlap_copies(self, record: OverlapCopies) -> None:
+        columns = (record.size, record.count, record.times)
+        if any(len(column) != len(record.stack) for column in columns):
+            raise ValueError("its columns differ in length")
+        for stack in record.stack:
+            _check_index("stack", stack, len(self._stacks))
+        if any(not 0 <= number < inf for column in columns for number in column):
+            raise ValueError("a number of copies is impossible")
+        self._overlap_copies.append(record)
+
     def _add_last_reads(self, record: LastReadsRecord) -> None:
         if not len(record.made) == len(record.read) == len(record.part):
             raise ValueError("its columns differ in length")
@@ -500,6 +513,7 @@ class _Assembly:
             labelled=tuple(self._labelled),
             kept_results=tuple(self._kept_results),
             large_values=tuple(self._large_values),
+            overlap_copies=tuple(self._overlap_copies),
             unmoved=frozenset(self._unmoved.modules),
             padded=self._padded,
             batch_sizes=self._batch_sizes,

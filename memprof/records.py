@@ -30,6 +30,7 @@ __all__ = [
     "LargeValues",
     "LastReadsRecord",
     "Note",
+    "OverlapCopies",
     "Owners",
     "PaddedBatches",
     "Readings",
@@ -76,7 +77,8 @@ History:
     1.12 `large_values`: how much of large tensors is zero, or the same again, and whether it is so
          in several steps (2026-11)
     1.13 `batch_sizes`: how many rows models are called with (2026-11)
-    1.14 `last_reads`: where operators read large tensors last (2026-11)
+    1.14 `last_reads`: where operators read large tensors last, and how much of them;
+         `overlap_copies`: what is computed of views that show memory several times (2026-11)
 """
 
 
@@ -472,6 +474,26 @@ class LargeValues(
     """And of a line on average."""
 
 
+class OverlapCopies(
+    msgspec.Struct, frozen=True, tag_field="kind", tag="overlap_copies", omit_defaults=True
+):
+    """What operators computed of all values of views that show memory several times, as columns.
+
+    As `unfold` does, with windows that overlap; copies are meant, and what is computed of them
+    value by value. Known where a dispatch mode records (``recorder`` is ``operators``), of results
+    of 1 MiB and more. One is written at a window's end.
+    """
+
+    device: str
+    stack: list[int] = []
+    size: list[int] = []
+    """Bytes of one result."""
+    count: list[int] = []
+    """Results of that stack and size."""
+    times: list[float] = []
+    """How often each value of the view's storage is in them, on average, the least of one."""
+
+
 class UnmovedParameters(
     msgspec.Struct, frozen=True, tag_field="kind", tag="unmoved_parameters", omit_defaults=True
 ):
@@ -712,6 +734,7 @@ Record = (
     | KeptResults
     | LargeValues
     | LastReadsRecord
+    | OverlapCopies
     | UnmovedParameters
     | PaddedBatches
     | BatchSizes

@@ -21,6 +21,7 @@ from memprof.records import (
     LabelledRows,
     LargeValues,
     Note,
+    OverlapCopies,
     PaddedBatches,
     WindowRecord,
 )
@@ -106,6 +107,8 @@ class Run:
     """What was read of results that outlived calls of models."""
     large_values: Sequence[LargeValues] = ()
     """What large tensors are full of."""
+    overlap_copies: Sequence[OverlapCopies] = ()
+    """What was computed of all of a view that shows memory several times."""
     unmoved: frozenset[str] = frozenset()
     """Paths of the modules that no step of an optimizer changes, as its rate for them is 0."""
     padded: PaddedBatches | None = None

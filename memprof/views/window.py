@@ -18,6 +18,7 @@ from memprof.records import (
     KeptResults,
     LabelledRows,
     LargeValues,
+    OverlapCopies,
     PaddedBatches,
     Site,
 )
@@ -77,6 +78,8 @@ class Window:
     """What was read of results that outlived calls of models, where that was recorded."""
     large_values: tuple[LargeValues, ...] = ()
     """What large tensors of its device are full of, where that was recorded."""
+    overlap_copies: tuple[OverlapCopies, ...] = ()
+    """What was computed of views that show memory several times, where that was recorded."""
 
     searches: tuple[Finding, ...] = ()
     """What searches in the job found of who holds tensors of its device."""
@@ -122,6 +125,9 @@ class Window:
             if run
             else (),
             large_values=tuple(one for one in run.large_values if one.device == device)
+            if run
+            else (),
+            overlap_copies=tuple(one for one in run.overlap_copies if one.device == device)
             if run
             else (),
             searches=tuple(

@@ -9,9 +9,10 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.lasting_names import keeping_line
 from memprof.source_code.program import place_of
 from memprof.source_code.windows_copied import CopiedWindows, copied_windows
-from memprof.trace import EMPTY
+from memprof.trace import EMPTY, Frame
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
 
@@ -30,6 +31,7 @@ class Windows(Match):
     """The sequence, and how much of it is to stay."""
 
     windows: CopiedWindows | None = None
+    """None where the source shows no sequence, and operators were seen to copy a view of one."""
     remains: float = 0.0
     """Share of the bytes that the sequence itself may take, where it is gone by the peak."""
 
@@ -41,7 +43,7 @@ class _Stacked:
     row: int
     rows: Ints
     nbytes: int
-    windows: CopiedWindows
+    windows: CopiedWindows | None
     of: int
     """Bytes of the sequence, where that is gone by the peak."""
 
@@ -66,7 +68,10 @@ class CopiedWindowsRule(WasteRule[Windows]):
             rows = np.concatenate([one.rows for one in calls])
             nbytes = sum(one.nbytes for one in calls)
             cut = rows
-            if calls[0].windows.is_computed:  # what it was computed of on the way goes as well
+            windows = calls[0].windows
+            if (
+                windows is None or windows.is_computed
+            ):  # what it was computed of on the way goes as well
                 of_calls = np.isin(window.lives.stack, window.lives.stack[rows])
                 cut = np.flatnonzero(of_calls & ~window.has_owner)
             yield Windows(
@@ -74,7 +79,8 @@ class CopiedWindowsRule(WasteRule[Windows]):
                 rows=rows,
                 nbytes=nbytes,
                 saving=window.replayed(window.whole(cut)),
-                windows=calls[0].windows,
+                windows=windows,
+                look_at=_keeping_line(window, calls[0].row) if windows is None else None,
                 remains=min(1.0, sum(one.of for one in calls) / nbytes),
             )
 
@@ -85,7 +91,14 @@ class CopiedWindowsRule(WasteRule[Windows]):
 
     def advice(self, match: Windows, case: Case) -> Iterator[Advice]:
         """Show them by a view, and copy what a batch needs."""
-        assert match.windows is not None
+        if match.windows is None:
+            why = (
+                "`unfold(…)` takes no memory until something is computed of it, here "
+                f"{format_bytes(match.nbytes)}: compute that of the sequence before, or of each "
+                "batch."
+            )
+            yield Advice("unfold", why, case.site, remains=match.remains)
+            return
         sequence = match.windows.sequence
         if match.windows.is_converted:
             sequence = f"torch.from_numpy({sequence})"
@@ -116,7 +129,7 @@ def _stacked(window: Window, rows: Ints) -> _Stacked | None:
     place = place_of(window.frame_of(row)) if window.share(nbytes) >= _LEAST_SHARE else None
     windows = copied_windows(place) if place is not None else None
     if windows is None:
-        return None
+        return _seen_by_operators(window, row, rows) if place is not None else None
     of = None if is_bare else _sequences(window, row, is_computed=windows.is_computed)
     overlaps = windows.is_overlapping or not (windows.is_converted or of is None)
     if not overlaps or 2 * window.lives.size[row] < nbytes:
@@ -125,6 +138,27 @@ def _stacked(window: Window, rows: Ints) -> _Stacked | None:
     if (windows.is_view or windows.is_indexed) and is_brief:
         return None  # a step computes with them
     return _Stacked(row, rows, nbytes, windows, 0 if of is None else of)
+
+
+def _seen_by_operators(window: Window, row: int, rows: Ints) -> _Stacked | None:
+    """The same by what operators were given, of the largest tensor of a stack that stays."""
+    key = int(window.lives.stack[row]), int(window.lives.requested[row])
+    times = [
+        times
+        for record in window.overlap_copies
+        for stack, size, times in zip(record.stack, record.size, record.times, strict=True)
+        if (stack, size) == key
+    ]
+    nbytes = int(window.lives.size[rows].sum())
+    is_brief = window.freed_in[row] - window.made_in[row] < _LASTING
+    if not times or min(times) < _OVERLAP or is_brief or 2 * window.lives.size[row] < nbytes:
+        return None
+    return _Stacked(row, rows, nbytes, None, int(nbytes / min(times)))
+
+
+def _keeping_line(window: Window, row: int) -> Frame | None:
+    frame, _ = keeping_line(window.user_frames(window.stack(row)))
+    return frame
 
 
 def _sequences(window: Window, row: int, *, is_computed: bool) -> int | None:

@@ -14,7 +14,14 @@ import msgspec
 
 from memprof.cpython.signal_errors import guarded_errors, is_of_signal
 from memprof.cpython.thread_clock import thread_ns
-from memprof.records import DeviceInfo, DoubleResults, KeptResults, LabelledRows, LargeValues
+from memprof.records import (
+    DeviceInfo,
+    DoubleResults,
+    KeptResults,
+    LabelledRows,
+    LargeValues,
+    OverlapCopies,
+)
 from memprof.sources.cpu.dispatch_mode import (
     LEFT_ON_NOTE,
     Watch,
@@ -33,6 +40,8 @@ from memprof.sources.cpu.large_values import LEAST_BYTES, LargeValuesWatch
 from memprof.sources.cpu.last_reads import LastReadsWatch
 from memprof.sources.cpu.live_storages import ROW, LiveStorages, LivingStorages, StorageReference
 from memprof.sources.cpu.other_threads import OtherThreads
+from memprof.sources.cpu.overlap_copies import LEAST_BYTES as LEAST_COPY
+from memprof.sources.cpu.overlap_copies import OverlapCopiesWatch
 from memprof.sources.cpu.sampled_time import SampledTime
 from memprof.sources.cpu.thread_modes import ThreadModes
 from memprof.sources.cpu.throttle import Throttle
@@ -138,6 +147,7 @@ class CpuSource(Listener):
         self._kept_results = KeptResultsWatch(self._live.references, self._stack_at)
         self._large_values = LargeValuesWatch(self._live)
         self._last_reads = LastReadsWatch(self._live)
+        self._overlap_copies = OverlapCopiesWatch()
         self._likelihoods: frozenset[int] = frozenset()
         self.on_full: Callable[[], None] | None = None
         """Called within an operator when many events wait, or have waited for long."""
@@ -266,12 +276,15 @@ class CpuSource(Listener):
         counting_us, self._counting_us = self._counting_us, 0.0
         return self._operators.take_us() + counting_us
 
-    def observations(self) -> Sequence[DoubleResults | LabelledRows | KeptResults | LargeValues]:
+    def observations(
+        self,
+    ) -> Sequence[DoubleResults | LabelledRows | KeptResults | LargeValues | OverlapCopies]:
         """What is known beyond events since the last call."""
         return [
             *self._doubles.take(_DEVICE),
             *self._labelled.take(_DEVICE),
             *self._large_values.take(_DEVICE),
+            *self._overlap_copies.take(_DEVICE),
             *(() if is_used() else self._kept_results.take(_DEVICE)),  # compiled code reads unseen
         ]
 
@@ -468,7 +481,8 @@ class CpuSource(Listener):
         parts = self._origins.parts if own and self._origins is not None else frozenset()
         operators = self._operators
         doubles, wide = self._doubles, double_types()
-        large_values, live = self._large_values, self._live
+        large_values, overlap_copies = self._large_values, self._overlap_copies
+        live = self._live
         reads, with_reads = self._last_reads, self._last_reads.followed
         self._likelihoods = likelihoods()
         conversion = torch.ops.aten._to_copy.default
@@ -507,6 +521,8 @@ class CpuSource(Listener):
                                 doubles.see(args, out, new)
                             if own and new.size >= LEAST_BYTES:
                                 large_values.add(new, out, func, args)
+                                if new.size >= LEAST_COPY:
+                                    overlap_copies.see(args, new)
                     elif id(func) in parts:
                         self._note_part(frame_here(0).f_back, func, args)
                 elif kind not in _NO_TENSORS:
