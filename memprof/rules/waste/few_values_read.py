@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.results_read import handed_outside
 from memprof.rules.rule import EVERY_OTHER, Advice, Match, WasteRule
+from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import calls_in, place_of
 from memprof.source_code.verbs import FACTORIES
-from memprof.trace import Frame, Phase
+from memprof.trace import Action, Frame, Phase
 from memprof.units import format_bytes, format_percent
 from memprof.views.peak_without import Cuts
 from memprof.views.window import Bools, Ints, Window
@@ -25,6 +27,10 @@ _MOST_READ = 1 / 3
 """Of the values: to pick two thirds of them is no mistake."""
 _LONGEST = 1
 """Steps after the one that made it: of what stays longer other steps read other values."""
+
+
+Statement: TypeAlias = tuple[Frame, ...]
+"""The frames of a stack, innermost first, up to a function's."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,12 +53,14 @@ class FewValuesRead(WasteRule[FewValues]):
 
     def matches(self, window: Window) -> Iterator[FewValues]:
         """Each stack whose results are picked from, with what is as large for their sake."""
-        lives = window.lives
         picked = (window.part_read > 0) & (window.part_read <= _MOST_READ) & ~window.has_owner
         picked &= window.freed_in - window.made_in <= _LONGEST
         picked &= window.phase != Phase.BACKWARD
-        for stack in np.unique(lives.stack[picked]).tolist():
-            match = _match(window, np.flatnonzero(picked & (lives.stack == stack)))
+        by_statement: dict[Statement, list[int]] = {}
+        for row in np.flatnonzero(picked).tolist():
+            by_statement.setdefault(_statement(window, row), []).append(row)
+        for statement, rows in by_statement.items():
+            match = _match(window, statement, np.array(rows, dtype=np.int64))
             if match is not None:
                 yield match
 
@@ -72,24 +80,32 @@ class FewValuesRead(WasteRule[FewValues]):
         )
 
 
-def _match(window: Window, results: Ints) -> FewValues | None:
-    """The results of one stack, and what is at the peak because they are computed."""
+def _statement(window: Window, row: int) -> Statement:
+    """Where a result is made, as far out as to the function that reads it."""
+    made_by, read_by = window.stack(row), _reading_stack(window, row)
+    pairs = zip(reversed(made_by), reversed(read_by), strict=False)
+    common = next((at for at, (one, other) in enumerate(pairs) if one != other), None)
+    if common is None:
+        common = min(len(made_by), len(read_by)) - 1
+    return made_by[: max(1, len(made_by) - common)]
+
+
+def _match(window: Window, statement: Statement, results: Ints) -> FewValues | None:
+    """The results of one statement, and what is at the peak because they are computed."""
     lives = window.lives
     row = int(results[lives.size[results].argmax()])
     if _is_data(window, row) or not _is_habit(window, results):
         return None
-    reader = _reader(window, row)
-    related = _related(window, row, reader)
+    reader = next(iter(window.user_frames(_reading_stack(window, row))), None)
+    related = _related(window, statement, results)
     there = np.flatnonzero(related & window.at_peak)
     nbytes = int(lives.size[there].sum())
     if window.share(nbytes) < _LEAST_SHARE:
         return None
     part = float(window.part_read[results].max())
     every = np.flatnonzero(related)
-    cuts = Cuts(
-        every, lives.alloc[every], lives.free[every], (lives.size[every] * (1 - part)).astype(int)
-    )
-    saving = window.replayed(cuts)
+    unread = (lives.size[every] * (1 - part)).astype(np.int64)
+    saving = window.replayed(Cuts(every, lives.alloc[every], lives.free[every], unread))
     if window.share(saving.bytes) < _LEAST_SHARE:
         return None
     return FewValues(
@@ -104,12 +120,12 @@ def _match(window: Window, results: Ints) -> FewValues | None:
 
 
 def _is_habit(window: Window, results: Ints) -> bool:
-    """Whether as little is read in every step that the stack makes one, as far as is known.
+    """Whether as little is read in every step that their stacks make one, as far as is known.
 
-    What it makes on the way to it is read whole.
+    What they make on the way to it is read whole.
     """
     lives = window.lives
-    alike = (lives.stack == lives.stack[results[0]]) & (lives.free < window.events)
+    alike = np.isin(lives.stack, lives.stack[results]) & (lives.free < window.events)
     alike &= lives.size >= lives.size[results].min()
     return set(window.made_in[alike].tolist()) <= set(window.made_in[results].tolist())
 
@@ -121,26 +137,64 @@ def _is_data(window: Window, row: int) -> bool:
     return place is None or any(True for _ in calls_in(place.statement, *FACTORIES))
 
 
-def _reader(window: Window, row: int) -> Frame | None:
-    """The program's line from which an operator was called that read a tensor last."""
-    event = int(window.unread_from[row]) - 1
-    frames = window.user_frames(window.trace.stack(int(window.trace.events.stack[event])))
-    return frames[0] if frames else None
+def _related(window: Window, statement: Statement, results: Ints) -> Bools:
+    """The results, what their statement makes on the way, and gradients as large of either.
 
-
-def _related(window: Window, row: int, reader: Frame | None) -> Bools:
-    """What the line of a result makes, and gradients as large of it and of the line that reads it.
-
-    What is picked is smaller, and stays.
+    What is picked is smaller, and stays. What lies deeper is made on the way, and so is what the
+    same call of a library's function makes; what has the very stack of a result is, where nothing
+    else was allocated in between: a layer may be called again.
     """
-    lives, site = window.lives, int(window.site[row])
-    frames = window.owners.sites.frames
-    sites = [site, *(at for at, frame in enumerate(frames) if frame == reader)]
-    size = int(lives.requested[row])
-    is_made_there = (window.site == site) & (window.phase != Phase.BACKWARD)
-    is_gradient = np.isin(window.origin_site, sites) & (lives.requested >= size)
-    related: Bools = (is_made_there | is_gradient) & (lives.alloc >= 0) & ~window.has_owner
+    lives = window.lives
+    is_own = (lives.alloc >= 0) & ~window.has_owner
+    is_large = is_own & (lives.requested >= lives.requested[results].min())
+    stacks = np.unique(lives.stack).tolist()
+    deeper = [stack for stack in stacks if _depth(window, stack, statement) > 0]
+    called = [stack for stack in stacks if _is_of_call(window.trace.stack(stack), statement)]
+    events = window.trace.events
+    allocations = np.flatnonzero(events.action == Action.ALLOC)
+    run = np.append(0, np.cumsum(np.diff(events.stack[allocations]) != 0))
+    run_of = run[np.searchsorted(allocations, np.maximum(lives.alloc, 0))]
+    related: Bools = is_large & (np.isin(lives.stack, deeper) | np.isin(run_of, run_of[results]))
+    related |= is_own & np.isin(lives.stack, called)
+    related &= window.phase != Phase.BACKWARD
+    origins = events.origin[np.maximum(lives.alloc, 0)]
+    reading = {_reading_stack(window, row) for row in results.tolist()}
+    of_either = [
+        one
+        for one in np.unique(origins[is_large]).tolist()
+        if _depth(window, one, statement) >= 0 or window.trace.stack(one) in reading
+    ]
+    related |= is_large & np.isin(origins, of_either)
+    related[results] = True
     return related
+
+
+def _depth(window: Window, stack: int, statement: Statement) -> int:
+    """How many frames a stack has within a statement; -1 where it does not come of it."""
+    frames, length = window.trace.stack(stack), len(statement)
+    for depth in range(len(frames) - length + 1):
+        if frames[depth : depth + length] == statement:
+            return depth
+    return -1
+
+
+def _is_of_call(frames: Sequence[Frame], statement: Statement) -> bool:
+    """Whether a stack is within the call of a library's function that made a result."""
+    own, outer = statement[0], statement[1:]
+    if not outer or frame_kind(own.filename) is FrameKind.USER:
+        return False
+    for depth in range(1, len(frames) - len(outer) + 1):
+        if frames[depth : depth + len(outer)] == outer:
+            caller = frames[depth - 1]
+            is_same = (caller.filename, caller.name) == (own.filename, own.name)
+            return is_same and caller.line != own.line
+    return False
+
+
+def _reading_stack(window: Window, row: int) -> tuple[Frame, ...]:
+    """The stack from which an operator was called that read a tensor last."""
+    event = int(window.unread_from[row]) - 1
+    return window.trace.stack(int(window.trace.events.stack[event]))
 
 
 RULE = FewValuesRead()
