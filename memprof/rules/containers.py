@@ -121,8 +121,24 @@ def filled_container(case: Case) -> FilledContainer | None:
             )
             filling = growing(place)
         if place is not None and filling is not None:
-            return FilledContainer(holder, place, filling)
+            return FilledContainer(holder, place, _of_new_keys(filling, holder))
     return None
+
+
+def _of_new_keys(filling: Filling, holder: Holder) -> Filling:
+    """The dictionary, where its items are bounded and it has ever more: ``gallery[id].append(x)``.
+
+    What each item may have, in a ``deque(maxlen=…)``, does not grow.
+    """
+    links, at = holder.links, largest_container(holder.links)
+    item = ast.parse(filling.container, mode="eval").body
+    if at is None or not isinstance(item, ast.Subscript) or not links[at].grows:
+        return filling
+    inner = next((link for link in links[at + 1 :] if link.kind == LinkKind.ITEM), None)
+    container = ast.unparse(item.value)
+    if inner is None or inner.limit <= 0 or last_name(container) != last_name(links[at - 1].name):
+        return filling
+    return Filling(container, filling.values, keyed=True)
 
 
 def places_in(holder: Holder) -> int:

@@ -127,6 +127,9 @@ class WasteRule(Rule, Generic[AnyMatch]):
     other_operators: ClassVar[bool] = False
     """Its change has other operators compute the same: what is there for no use comes first where
     it comes to nearly as much."""
+    is_general: ClassVar[bool] = False
+    """It says that bytes are there for no use, and not why: a rule that does comes first where it
+    comes to half as much."""
     stands_beside: ClassVar[bool] = False
     """It says something else of the tensors than other rules: it yields to none."""
     yields_beyond: ClassVar[tuple[str, ...]] = (ANY_GROWTH,)

@@ -38,6 +38,8 @@ _LEAST_SAY = 0.1
 """Likewise, of those who have a say in whether it is meant."""
 _OTHER_OPERATORS = 0.75
 """What a change to other operators counts for: one line that says `no_grad` is sooner written."""
+_GENERAL = 0.5
+"""Likewise of what says less than another."""
 _MOSTLY = 0.5
 """Of a match's tensors: with more in another match both are about the same."""
 
@@ -65,6 +67,7 @@ class _Candidate:
     def rank(self) -> tuple[bool, float, bool]:
         """What may be meant comes last; the largest first; of equals, the one that yields last."""
         weight = _OTHER_OPERATORS if self.rule.other_operators else 1.0
+        weight = _GENERAL if self.rule.is_general else weight
         return self.match.tentative, -self.share * weight, self.yields_to_all
 
     def gives_way_to(self, other: _Candidate) -> bool:

@@ -68,6 +68,38 @@ def test_what_is_assigned_is_to_be_assigned_without_its_graph(tmp_path):
     assert (first.fix, first.code) == ("detach", "self.running_mean = mixed")
 
 
+class Threshold:
+    """Two averages of one prediction, updated without `no_grad`."""
+
+    def __init__(self):
+        self.mean = torch.zeros(())
+        self.by_class = torch.zeros(64)
+
+    def update(self, out):
+        m = 0.9
+        self.mean = m * self.mean + (1 - m) * out.amax(1).mean()
+        self.by_class = m * self.by_class + (1 - m) * out.mean(0)
+
+
+def averaging():
+    layer, threshold = nn.Linear(64, 64), Threshold()
+
+    def step(number):
+        out = layer(torch.randn(256, 64)).softmax(1)
+        threshold.update(out)
+
+    return step
+
+
+def test_of_two_averages_both_are_to_be_computed_without_a_graph(tmp_path):
+    found = findings_of(averaging, tmp_path / "run.json")[0]
+    first = found.remedies[0]
+    assert (found.rule, first.fix, first.patch) == ("assigned-history", "no_grad", "")
+    names = sorted(("`self.mean`", "`self.by_class`"))
+    assert all(name in first.why for name in names)
+    assert first.code.startswith(("self.mean =", "self.by_class ="))
+
+
 def test_the_line_is_that_of_the_class_and_not_where_its_object_was_made(tmp_path):
     (found,) = in_file(tmp_path, NORMED)
     assert found.rule == "assigned-history"

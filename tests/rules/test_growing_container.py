@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import heapq
-from collections import defaultdict
+from collections import defaultdict, deque
 
 import pytest
 import torch
@@ -42,6 +42,25 @@ def test_it_is_to_be_emptied_or_to_hold_its_items_on_the_host(tmp_path):
     assert found.bytes_per_step == WIDTH * WIDTH * 4
     assert [one.fix for one in found.remedies] == ["clear_container", "cpu_offload", "del_ref"]
     assert {one.code for one in found.remedies} == {"outputs.append(torch.zeros(WIDTH, WIDTH))"}
+
+
+def a_gallery():
+    """A few of each name's last values, for ever new names."""
+    gallery = defaultdict(lambda: deque(maxlen=2))
+
+    def step(number):
+        for name in (number, number + 1, number + 2):
+            gallery[name].append(torch.zeros(WIDTH, WIDTH))
+
+    return step
+
+
+def test_what_has_ever_more_bounded_items_is_to_lose_some(tmp_path):
+    found = findings_of(a_gallery, tmp_path / "run.json", 24)[0]
+    first = found.remedies[0]
+    assert first.fix == "clear_container"
+    assert "`gallery` (" in first.why
+    assert "take out what is not needed any more (`pop`)" in first.why
 
 
 def by_default():

@@ -71,13 +71,25 @@ class AssignedHistory(GrowthRule[Assigned]):
         return None
 
     def advice(self, cause: Assigned, case: Case) -> Iterator[Advice]:
-        """Assign it without its graph; or compute it without one."""
+        """Assign it without its graph; or compute it without one, first where others need that."""
+        others = _others(cause)
+        if others:
+            names = " and ".join(f"`{name}`" for name in (cause.name, *others))
+            yield Advice(
+                "no_grad",
+                f"{names} keep the graphs that made them, each from step to step: if nothing is "
+                f"to be learned through them, compute all under `torch.no_grad()`.",
+                cause.place,
+            )
         yield Advice(
             "detach",
             f"`{cause.name}` keeps the graph that made it, and with it every tensor saved there.",
             cause.place,
-            patch=_cut_off(cause, case),
+            patch="" if others else _cut_off(cause, case),
+            otherwise=bool(others),
         )
+        if others:
+            return
         yield Advice(
             "no_grad",
             f"If nothing is to be learned through `{cause.name}`, compute it under "
@@ -85,6 +97,31 @@ class AssignedHistory(GrowthRule[Assigned]):
             cause.place,
             otherwise=True,
         )
+
+
+def _others(cause: Assigned) -> list[str]:
+    """Other attributes that the same function computes of what they were, with their graphs.
+
+    To cut one of them off frees nothing that the others have in common with it.
+    """
+    place = cause.place
+    if place.function is None or not _is_of_itself(cause.value, cause.name):
+        return []
+    others: dict[str, None] = {}
+    for node in ast.walk(place.function):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            name = attribute_set(node.targets[0])
+            if name and name != cause.name and _is_of_itself(node.value, name):
+                others.setdefault(name)
+    return list(others)
+
+
+def _is_of_itself(value: ast.expr, name: str) -> bool:
+    """Whether a value is computed of the attribute's last one and a variable, without a cut."""
+    nodes = list(ast.walk(value))
+    is_cut = any(isinstance(one, ast.Attribute) and one.attr in _CUTTING for one in nodes)
+    reads = any(isinstance(one, ast.expr) and reads_name(one, name) for one in nodes)
+    return reads and not is_cut and bool(loaded_names(value) - {"self"})
 
 
 def _cut_off(cause: Assigned, case: Case) -> str:

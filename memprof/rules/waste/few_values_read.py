@@ -50,6 +50,7 @@ class FewValuesRead(WasteRule[FewValues]):
     summary = "a large result is computed whole, and few of its values are read"
     fixes = ("narrow_first",)
     yields_to = EVERY_OTHER
+    is_general = True
 
     def matches(self, window: Window) -> Iterator[FewValues]:
         """Each stack whose results are picked from, with what is as large for their sake."""

@@ -61,6 +61,7 @@ class UnreadAtPeak(WasteRule[UnreadTensors]):
     summary = "tensors are there at the peak that no operator reads any more"
     fixes = ("del_ref",)
     yields_to = EVERY_OTHER
+    is_general = True
     names_holders = True
 
     def matches(self, window: Window) -> Iterator[UnreadTensors]:
