@@ -14,14 +14,15 @@ from memprof.rules.rule import EVERY_OTHER, Advice, Match, WasteRule
 from memprof.rules.running_variables import still_running, variable_of
 from memprof.source_code.lasting_names import keeping_line
 from memprof.source_code.program import place_of
-from memprof.trace import Action, Frame
+from memprof.trace import EMPTY, Action, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["RULE"]
 
-_LEAST_SHARE = 0.12
-"""Of the peak, that goes where they do after their last read: few programs let go at once."""
+_LEAST_SHARE, _LEAST_OF_UNKNOWN = 0.2, 0.3
+"""Of the peak, that goes where they do after their last read, and of what nobody is known to hold:
+few programs let go at once."""
 _LONGEST = 1
 """Steps after the one that made them: what stays longer is meant to, as in a cache."""
 _AS_HIGH = 0.98
@@ -75,7 +76,7 @@ class UnreadAtPeak(WasteRule[UnreadTensors]):
         if window.share(int(lives.size[there].sum())) < _LEAST_SHARE:
             return
         for rows in _groups(window, there):
-            match = _match(window, unread, rows)
+            match = _match(window, unread, rows, peak)
             if match is not None:
                 yield match
 
@@ -128,6 +129,8 @@ def _peak_with_ends(window: Window) -> int:
 def _is_unread(window: Window) -> Bools:
     """What is there for a while after its last read, and goes before the program's end does it.
 
+    What autograd keeps goes with its graph, and what it makes there is its own.
+
     The last step that is recorded may be the program's last: all goes with its functions.
     """
     lives = window.lives
@@ -135,6 +138,7 @@ def _is_unread(window: Window) -> Bools:
     last = int(window.steps[-1]) if len(window.steps) else -1
     unread &= (window.freed_in < last) | (window.made_in == window.freed_in)
     unread &= window.freed_in - window.made_in <= _LONGEST
+    unread &= (window.phase != Phase.BACKWARD) & (window.freed_by != Phase.BACKWARD)
     return unread
 
 
@@ -155,7 +159,7 @@ def _groups(window: Window, rows: Ints) -> list[Ints]:
             return [rows[groups == one] for one in np.unique(groups).tolist()]
 
 
-def _match(window: Window, unread: Bools, rows: Ints) -> UnreadTensors | None:
+def _match(window: Window, unread: Bools, rows: Ints, peak: int) -> UnreadTensors | None:
     """Of tensors ``rows`` that went together, and all of the same stacks."""
     lives = window.lives
     if window.share(int(lives.size[rows].sum())) < _LEAST_SHARE:
@@ -168,10 +172,17 @@ def _match(window: Window, unread: Bools, rows: Ints) -> UnreadTensors | None:
     mask[rows] = True
     row = window.main_site(mask)
     last = int(window.unread_from[rows].max()) - 1
+    is_never_read = not window.part_read[rows].any()
+    if not (is_never_read or _has_gone_on(window, last, peak)):
+        return None  # it is still in the statement that reads them: nobody can let go there
     variable, last_line = _variable(window, row, last) if len(rows) == 1 else ("", None)
     keeping, container = (
         (None, "") if variable else keeping_line(window.user_frames(window.stack(row)))
     )
+    has_holder = any(one.stack in lives.stack[rows] for one in window.searches)
+    is_unknown = not (variable or keeping or has_holder)
+    if is_unknown and window.share(saving.bytes) < _LEAST_OF_UNKNOWN:
+        return None
     return UnreadTensors(
         row=row,
         rows=every,
@@ -182,7 +193,7 @@ def _match(window: Window, unread: Bools, rows: Ints) -> UnreadTensors | None:
         until=_user_line(window, _next_allocation(window, int(lives.free[row]))),
         variable=variable,
         container=container,
-        is_never_read=not window.part_read[rows].any(),
+        is_never_read=is_never_read,
         look_at=keeping,
     )
 
@@ -235,6 +246,21 @@ def _with_last_step(window: Window, rows: Ints) -> tuple[Ints, Ints]:
                 rest = window.unread_from[those] - lives.alloc[those]
                 at += np.minimum(lives.alloc[these] + rest, lives.free[these]).tolist()
     return np.array(own, dtype=np.int64), np.array(at, dtype=np.int64)
+
+
+def _has_gone_on(window: Window, event: int, peak: int) -> bool:
+    """Whether the program has left its statement of an event by the peak.
+
+    Then something was allocated outside of that.
+    """
+    stacks = window.trace.events.stack
+    frames = window.trace.stack(int(stacks[event]))
+    own = next(iter(window.user_frames(frames)), None)
+    if own is None:
+        return True
+    statement = frames[frames.index(own) :]
+    later = np.unique(stacks[event + 1 : peak + 1][stacks[event + 1 : peak + 1] != EMPTY])
+    return any(window.trace.stack(one)[-len(statement) :] != statement for one in later.tolist())
 
 
 def _next_allocation(window: Window, event: int) -> int:
