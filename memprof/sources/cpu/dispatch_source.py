@@ -528,18 +528,21 @@ class CpuSource(Listener):
                 elif kind not in _NO_TENSORS:
                     self._note_results(out, frame_here(0).f_back, func, args, own)
                 if with_reads:  # what `LastReadsWatch.see` does, since a call costs as much again
-                    for value in args:
-                        kind = type(value)
-                        if kind is tensor or kind is parameter:
-                            reference = reference_of(value.untyped_storage()._cdata)
-                            if reference is not None:
-                                reference.read = live.newest
-                                if reference.part < 1:
-                                    reads.note_part(reference, value, func, args, out)
-                        elif kind not in _NO_TENSORS:
-                            reads.see((value,), func, args, out)
-                    if kwargs:
-                        reads.see(kwargs.values(), func, args, out)
+                    try:
+                        for value in args:
+                            kind = type(value)
+                            if kind is tensor or kind is parameter:
+                                reference = reference_of(value.untyped_storage()._cdata)
+                                if reference is not None:
+                                    reference.read = live.newest
+                                    if reference.part < 1:
+                                        reads.note_part(reference, value, func, args, out)
+                            elif kind not in _NO_TENSORS:
+                                reads.see((value,), func, args, out)
+                        if kwargs:
+                            reads.see(kwargs.values(), func, args, out)
+                    except (NotImplementedError, RuntimeError):  # a sparse one has no storage
+                        reads.begin()
                 if followed:
                     see(func, args, kwargs, out, frame_here(0).f_back)
                 if self._at_loss and own:

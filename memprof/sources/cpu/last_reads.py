@@ -61,7 +61,7 @@ class LastReadsWatch:
         """Of each drain its first serial, and its allocations' serials and events."""
 
     def begin(self) -> None:
-        """A window begins: what was made before is not followed."""
+        """A window begins, or an operator was missed: what was made before is not followed."""
         self.followed.clear()
         self._batches.clear()
 

@@ -197,6 +197,25 @@ def test_reads_of_steps_before_count(tmp_path):
     assert marks == [1]
 
 
+def test_nothing_is_said_of_what_was_there_as_a_sparse_tensor_was_read(tmp_path):
+    """Whose parts it shares, its storage does not say."""
+
+    def program():
+        x = made()
+        at = torch.zeros(1, ROWS, dtype=torch.long)
+        some = torch.sparse_coo_tensor(at, x, (1, COLUMNS), check_invariants=True)
+        first = allocate(1)
+        total = torch.sparse.sum(some)
+        second = allocate(2)
+        del x, some
+        later = made()
+        third = allocate(3)
+        del later
+        return first, total, second, third
+
+    assert reads_of(program, tmp_path) == [(2, 2), (2, 3)]
+
+
 def test_nothing_is_written_once_code_is_compiled(tmp_path, monkeypatch):
     monkeypatch.setattr("memprof.sources.cpu.dispatch_source.is_used", lambda: True)
     with memprof.track(tmp_path / "run.json", sources=("cpu",)):
