@@ -56,6 +56,53 @@ def accumulated():
     return step
 
 
+class Sums:
+    """Adds up what a model returns, weighted; the sums take the weights' type."""
+
+    def __init__(self, weights):
+        self.weights, self.model = weights, nn.Linear(WIDTH, WIDTH)
+
+    @torch.no_grad()
+    def step(self, number):
+        sums = torch.zeros((FRAMES, WIDTH), dtype=self.weights.dtype)
+        for _ in range(3):
+            out = self.model(torch.randn(FRAMES, WIDTH))
+            sums.addcmul_(out.to(sums.dtype), self.weights)
+        return sums.argmax(1)
+
+
+def weights():
+    """They are multiplied, so that an operator shows what they are."""
+    return torch.from_numpy(np.hanning(FRAMES * WIDTH)).reshape(FRAMES, WIDTH) * 2
+
+
+def of_the_weights_type():
+    return Sums(weights()).step
+
+
+def of_narrow_weights_type():
+    return Sums(weights().float()).step
+
+
+def of_a_type_that_was_asked_for():
+    return Sums(torch.hann_window(FRAMES * WIDTH, dtype=torch.float64).view(FRAMES, WIDTH)).step
+
+
+def test_sums_take_the_type_of_data_that_came_in_float64(tmp_path):
+    (found,) = [
+        one
+        for one in findings_of(of_the_weights_type, tmp_path / "run.json")
+        if one.rule == "discarded-precision"
+    ]
+    first = found.remedies[0]
+    assert found.bytes == FRAMES * WIDTH * 8
+    assert first.saves_bytes == FRAMES * WIDTH * 4
+    assert first.why.startswith("`dtype=self.weights.dtype` takes the type of data that came")
+    assert first.line == Sums.step.__wrapped__.__code__.co_firstlineno + 2
+    for number, other in enumerate((of_narrow_weights_type, of_a_type_that_was_asked_for)):
+        assert "discarded-precision" not in names(other, tmp_path / f"{number}.json")
+
+
 def series(batch, count=8):
     """A data set of NumPy's in parts, of which each step takes a window."""
     data = torch.from_numpy(np.random.default_rng(0).standard_normal((FRAMES, WIDTH)))

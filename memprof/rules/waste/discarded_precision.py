@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,14 +10,19 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.idioms import keyword
+from memprof.source_code.program import Place, calls_in, place_of
+from memprof.source_code.verbs import FACTORIES
 from memprof.trace import SURVIVOR_AGE
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
 
 __all__ = ["RULE"]
 
-_OUTSIDE, _PROMOTED = 0, 1
+_OUTSIDE, _PROMOTED, _MEANT = 0, 1, 2
 """Of `records.DoubleResults.origin`: what the program asked for itself is meant."""
+_LEAST_SHARE = 0.1
+"""Of the peak, that is made in the type of such data."""
 _LEAST_TAKEN = 0.05
 """Of the data: so much is converted, where steps take batches out of it. A few numbers that are
 made float32 say nothing of it."""
@@ -30,6 +36,8 @@ class DiscardedPrecision(Match):
 
     promoted: bool = False
     """Data in float32 went in: something in float64 that it was combined with made them so."""
+    typed_as: str = ""
+    """The program asks for the type of other data here, as written: ``dtype=self.window.dtype``."""
 
 
 class DiscardedPrecisionRule(WasteRule[DiscardedPrecision]):
@@ -45,6 +53,7 @@ class DiscardedPrecisionRule(WasteRule[DiscardedPrecision]):
         Only where it is given up: results of float32 are float32 again later, and of data that
         came so as much is converted as is there, or as steps take out of it.
         """
+        yield from _typed_as_data(window)
         narrowed = sum(one.narrowed_bytes for one in window.doubles)
         if not narrowed or window.peak.event < 0:
             return
@@ -71,14 +80,21 @@ class DiscardedPrecisionRule(WasteRule[DiscardedPrecision]):
             promoted=row in of_promotion,
         )
 
-    def title(self, match: DiscardedPrecision) -> str:  # noqa: ARG002 - every match reads the same
+    def title(self, match: DiscardedPrecision) -> str:
         """Say how wide they are."""
+        if match.typed_as:
+            return "are in double precision, as is the data whose type they are given"
         return "are in double precision, which is given up later"
 
     def advice(self, match: DiscardedPrecision, case: Case) -> Iterator[Advice]:
         """Convert what is in float64 where it comes from."""
         nbytes = format_bytes(match.nbytes)
-        if match.promoted:
+        if match.typed_as:
+            why = (
+                f"`{match.typed_as}` takes the type of data that came in float64, as NumPy's does: "
+                f"of {nbytes} half is saved by `.float()` where that data is made."
+            )
+        elif match.promoted:
             why = (
                 "Data in float32 meets some in float64 here, as NumPy's tables are, so the result "
                 f"is float64, and float32 again later: of {nbytes} half is saved by `.float()` "
@@ -90,6 +106,32 @@ class DiscardedPrecisionRule(WasteRule[DiscardedPrecision]):
                 "are made float32 to be used: `.float()` when it is loaded takes half."
             )
         yield Advice("single_precision", why, case.site)
+
+
+def _typed_as_data(window: Window) -> Iterator[DiscardedPrecision]:
+    """What is made in the type of other data, where NumPy's came in float64 and nobody asked."""
+    if window.peak.event < 0 or not any(_OUTSIDE in one.origin for one in window.doubles):
+        return
+    rows = _rows(window, _MEANT)
+    there = rows[window.at_peak[rows]]
+    for site in np.unique(window.site[there]).tolist():
+        own = there[window.site[there] == site]
+        nbytes = int(window.lives.size[own].sum())
+        row = int(own[window.lives.size[own].argmax()])
+        typed_as = _type_taken(place_of(window.frame_of(row)))
+        if typed_as and window.share(nbytes) >= _LEAST_SHARE:
+            every = rows[window.site[rows] == site]
+            saving = window.replayed(window.whole(every), divisor=2)
+            yield DiscardedPrecision(row, own, nbytes, saving, typed_as=typed_as)
+
+
+def _type_taken(place: Place | None) -> str:
+    """The argument by which a statement makes a tensor in the type of another one; else empty."""
+    for call in calls_in(place.statement, *FACTORIES) if place is not None else ():
+        value = keyword(call, "dtype")
+        if isinstance(value, ast.Attribute) and value.attr == "dtype":
+            return f"dtype={ast.unparse(value)}"
+    return ""
 
 
 def _rows(window: Window, origin: int) -> Ints:
