@@ -565,12 +565,11 @@ class _Assembly:
 
 
 def _last_reads(records: Sequence[LastReadsRecord]) -> LastReads:
-    columns: LastReads = LastReads.build(
-        made=[event for one in records for event in one.made],
-        read=[event for one in records for event in one.read],
-        part=[part for one in records for part in one.part],
+    return LastReads(
+        np.array([event for one in records for event in one.made], dtype=np.int64),
+        np.array([event for one in records for event in one.read], dtype=np.int64),
+        np.array([part for one in records for part in one.part], dtype=np.float64),
     )
-    return columns
 
 
 def _check_index(name: str, index: int, length: int) -> None:

@@ -342,15 +342,17 @@ class State:
         return int(self.blocks.size[mask].sum())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LastReads(Columns):
-    """When operators were given some tensors last, which were made and freed in the trace."""
+class LastReads(NamedTuple):
+    """When operators were given some tensors last, which were made and freed in the trace.
 
-    made: Column = column("i8")
+    Columns of equal length.
+    """
+
+    made: Column = np.zeros(0, dtype=np.int64)
     """Index of the ``ALLOC`` event."""
-    read: Column = column("i8")
+    read: Column = np.zeros(0, dtype=np.int64)
     """Index of the first event after the last operator that was given the tensor."""
-    part: Column = column("f4")
+    part: Column = np.zeros(0, dtype=np.float64)
     """Of its bytes, that operators read, added up; 1 for all and more."""
 
 
@@ -377,7 +379,7 @@ class Trace:
     """As torch names itself, or ``"2.10+"`` where only a lower bound can be told; may be empty."""
     reordered: bool = False
     """The file's events were not in the order of their times and were sorted."""
-    last_reads: LastReads = field(default_factory=LastReads.build)
+    last_reads: LastReads = LastReads()
     """Of large tensors of the CPU, where operators were watched; not of those that went at once."""
 
     def stack(self, index: int) -> tuple[Frame, ...]:

@@ -118,7 +118,7 @@ class _Rewritten:
         """Those of a trace, by the indices of the rows in order."""
         places = np.flatnonzero(~self._is_added(len(trace.events)))
         reads = trace.last_reads
-        return replace(reads, made=places[reads.made], read=places[reads.read])
+        return reads._replace(made=places[reads.made], read=places[reads.read])
 
     def _is_added(self, length: int) -> npt.NDArray[np.bool_]:
         return np.insert(np.zeros(length, dtype=bool), self.before, True)

@@ -134,7 +134,7 @@ def test_last_reads_point_at_the_same_events_as_before() -> None:
         (Action.FREE_REQUESTED, 2, 30 * MIB),
         (Action.FREE_REQUESTED, 1, 3 * MIB),
     )
-    reads = LastReads.build(made=np.array([1]), read=np.array([3]), part=np.array([0.5]))
+    reads = LastReads(np.array([1]), np.array([3]), np.array([0.5]))
     laid_out = layout(replace(trace, last_reads=reads))
 
     made, read = laid_out.last_reads.made, laid_out.last_reads.read

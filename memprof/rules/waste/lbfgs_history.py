@@ -63,12 +63,8 @@ class LbfgsHistory(WasteRule[History]):
             or window.share(nbytes) < _LEAST_SHARE
         ):
             return
-        if _vectors(
-            window, there
-        ) // 2 <= _FEW_PAIRS + 1 and any(  # one more while another takes its place
-            keyword(call, "history_size") is not None
-            for call, _ in optimizers_made(window.programs, (_CLASS,))
-        ):
+        pairs = _vectors(window, there) // 2
+        if pairs <= _FEW_PAIRS + 1 and _asks_for_few(window):  # one more as another comes
             return
         rows, ends = _beyond(window, np.flatnonzero(kept))
         yield History(
@@ -76,7 +72,7 @@ class LbfgsHistory(WasteRule[History]):
             rows=there,
             nbytes=nbytes,
             saving=window.replayed(window.ended_at(rows, ends)),
-            pairs=_vectors(window, there) // 2,
+            pairs=pairs,
         )
 
     def title(self, match: History) -> str:
@@ -100,6 +96,18 @@ class LbfgsHistory(WasteRule[History]):
             f"parameters for each; "
         ) + (f"the default keeps 100 pairs, and {enough}." if is_default else f"{enough}.")
         yield Advice("history_size", why, place, patch=patch)
+
+
+def _asks_for_few(window: Window) -> bool:
+    """Whether the program says how many pairs are kept, and not more than that."""
+    sizes = [
+        size
+        for call, _ in optimizers_made(window.programs, (_CLASS,))
+        if (size := keyword(call, "history_size")) is not None
+    ]
+    written_out = [one.value for one in sizes if isinstance(one, ast.Constant)]
+    few = [one for one in written_out if isinstance(one, int) and one <= _FEW_PAIRS]
+    return bool(sizes) and len(few) == len(written_out)
 
 
 def _places_given(case: Case) -> Iterator[Place]:

@@ -140,7 +140,7 @@ def test_what_goes_before_anything_else_is_allocated_is_not_written(tmp_path):
     with memprof.track(tmp_path / "run.json", sources=("cpu",)):
         program()
     (device,) = load(tmp_path / "run.json").devices
-    assert len(device.windows[0].last_reads) == 0
+    assert len(device.windows[0].last_reads.made) == 0
 
 
 def test_a_small_tensor_is_not_followed(tmp_path):
@@ -221,4 +221,4 @@ def test_nothing_is_written_once_code_is_compiled(tmp_path, monkeypatch):
     with memprof.track(tmp_path / "run.json", sources=("cpu",)):
         read_once()
     (device,) = load(tmp_path / "run.json").devices
-    assert len(device.windows[0].last_reads) == 0
+    assert len(device.windows[0].last_reads.made) == 0
