@@ -6,13 +6,13 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from memprof.source_code.given_attributes import given_in_init
 from memprof.source_code.idioms import optimizers_made
 from memprof.source_code.program import (
     FUNCTIONS,
     LOOPS,
     Place,
     Program,
-    bound_names,
     called_name,
     place_of,
     root_name,
@@ -52,8 +52,8 @@ def idle_attribute(
         programs: the program's files.
     """
     # Of a model in an object: its own layers are its attributes as well.
-    attribute = next((name for frame in reversed(made_by) if (name := _given(frame))), "")
-    return read_no_more(attribute, now, programs) if attribute else None
+    given = next((one for frame in reversed(made_by) if (one := given_in_init(frame))), None)
+    return read_no_more(given.name, now, programs) if given is not None else None
 
 
 def read_no_more(
@@ -79,18 +79,6 @@ def read_no_more(
     assert isinstance(call.func, ast.Attribute)
     name = f"{ast.unparse(call.func.value)}.{attribute}"
     return IdleAttribute(name, place, place.statement.end_lineno or place.line)
-
-
-def _given(frame: Frame) -> str:
-    """``text_encoder`` of ``self.text_encoder = load()`` in an ``__init__``; empty for others."""
-    place = place_of(frame)
-    if place is None or place.function is None or place.function.name != _INIT:
-        return ""
-    targets = bound_names(place.statement) if isinstance(place.statement, ast.Assign) else []
-    if len(targets) != 1 or not isinstance(targets[0], ast.Attribute):
-        return ""
-    is_own = isinstance(targets[0].value, ast.Name) and targets[0].value.id == "self"
-    return targets[0].attr if is_own else ""
 
 
 def _readers(

@@ -31,6 +31,7 @@ __all__ = [
     "RELEASING",
     "REPEATING",
     "SAME_VALUES",
+    "SAVING",
     "TAKING",
     "TEXT_FUNCTIONS",
     "TO_NUMBER",
@@ -185,6 +186,12 @@ SAME_VALUES = frozenset(
     )
 )
 """Methods of tensors whose result is a tensor of the same values."""
+
+
+SAVING = frozenset(
+    ("load_state_dict", "push_to_hub", "save", "save_model", "save_pretrained", "state_dict")
+)
+"""Calls for which the best model until now is kept, though nothing calls it."""
 
 
 def adds_in_place(method: str) -> bool:

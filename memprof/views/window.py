@@ -86,6 +86,8 @@ class Window:
     bound_lines: Mapping[int, Frame] = field(default_factory=dict)
     """By the bytes of what was made where nothing was recorded, the line that binds it."""
 
+    reaches_end: bool = False
+    """Recording ended with it, so that nothing came later."""
     of_setup: bool = False
     """Its peak is the highest of all, though steps that are like one another come later."""
     replay: ReplayedTrace | None = None
@@ -137,6 +139,7 @@ class Window:
             ),
             bound_lines=bound_lines(run, device) if run else {},
             replay=replay,
+            reaches_end=_reaches_end(run, number) if run else False,
         )
 
     @property
@@ -452,6 +455,11 @@ class Window:
         """The frames of that line and what called it, innermost first; empty elsewhere."""
         event = int(self.lives.alloc[row])
         return self.trace.stack(int(self.trace.events.origin[event])) if event >= 0 else ()
+
+
+def _reaches_end(run: Run, number: int) -> bool:
+    """Whether a window was the last, and ended as recording did."""
+    return bool(run.windows) and (run.windows[-1].window, run.windows[-1].end) == (number, "stop")
 
 
 def site_at(frame: Frame) -> Site:

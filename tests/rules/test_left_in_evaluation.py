@@ -44,6 +44,28 @@ def test_the_line_that_switches_is_named(tmp_path):
     assert "puts it in that, and its function does not put it back" in first.why
 
 
+def measured_after_some_steps():
+    """Until then blocks were computed again."""
+    model = checkpointed()
+
+    def step(number):
+        if number == 4:
+            measure(model)
+        model(torch.randn(ROWS, WIDTH)).square().mean().backward()
+        model.zero_grad()
+
+    return step
+
+
+def test_steps_that_came_before_the_switch_do_not_count(tmp_path):
+    found = next(
+        one
+        for one in findings_of(measured_after_some_steps, tmp_path / "run.json")
+        if one.rule == "idle-checkpointing"
+    )
+    assert found.remedies[0].code == "model.eval()"
+
+
 def with_a_teacher():
     """Another model is in evaluation mode, as it should be."""
     model, teacher = checkpointed(), nn.Linear(WIDTH, WIDTH)

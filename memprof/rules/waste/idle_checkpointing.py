@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, WasteRule
 from memprof.rules.waste.activations import ActivationsOfLine, activations_of_blocks
@@ -19,8 +21,14 @@ __all__ = ["RULE"]
 
 _LEAST_SHARE = 0.2
 """Of the peak, that checkpointing would take off it."""
-_ENABLING = ("enable_gradient_checkpointing", "gradient_checkpointing_enable")
-_DISABLING = ("disable_gradient_checkpointing", "gradient_checkpointing_disable")
+_ENABLING = (
+    *("activation_checkpointing_enable", "enable_gradient_checkpointing"),
+    "gradient_checkpointing_enable",
+)
+_DISABLING = (
+    *("activation_checkpointing_disable", "disable_gradient_checkpointing"),
+    "gradient_checkpointing_disable",
+)
 _CHECKPOINT = "/torch/utils/checkpoint.py"
 """What each call of a checkpointed block runs through."""
 
@@ -134,9 +142,11 @@ def _enabling(programs: Sequence[Program]) -> Place | None:
 
 
 def _runs_checkpoints(window: Window) -> bool:
-    """Whether anything was made within `torch.utils.checkpoint`."""
-    names = (frame.filename.replace("\\", "/") for frame in window.trace.tables.frames)
-    return any(name.endswith(_CHECKPOINT) for name in names)
+    """Whether anything was made within `torch.utils.checkpoint` in the step of the peak."""
+    of_step = window.step_of_event[:-1] == window.step_of_event[window.peak.event]
+    stacks = np.unique(window.trace.events.stack[of_step]).tolist()
+    frames = (frame for stack in stacks for frame in window.trace.stack(stack))
+    return any(frame.filename.replace("\\", "/").endswith(_CHECKPOINT) for frame in frames)
 
 
 RULE = IdleCheckpointingRule()

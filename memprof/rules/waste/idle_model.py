@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,10 +11,12 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.rules.running_variables import still_running, variable_of
+from memprof.source_code.given_attributes import given_attribute
 from memprof.source_code.idle_attributes import idle_attribute
 from memprof.source_code.last_reads import last_read_before, reads_again
-from memprof.source_code.program import Place, place_of
-from memprof.trace import Category, Phase
+from memprof.source_code.program import Place, Program, calls_in, place_of
+from memprof.source_code.verbs import SAVING
+from memprof.trace import EMPTY, Category, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
 
@@ -38,6 +41,8 @@ class _Idle:
     """The statement that binds the variable."""
     last_line: int
     """On which the variable is read last."""
+    is_attribute: bool = False
+    """The name is an attribute's, which ``place`` sets; ``last_line`` calls the model last."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +86,14 @@ class IdleModel(WasteRule[IdleModels]):
     def advice(self, match: IdleModels, case: Case) -> Iterator[Advice]:
         """Let go of them after the last use."""
         last = max(match.models, key=lambda one: one.last_line)
+        if last.is_attribute:
+            kept = f"`self.{last.name}` keeps a model of {format_bytes(match.nbytes)}"
+            why = (
+                f"{kept} that nothing has called since line {last.last_line} did last: set it to "
+                "`None` then, or keep none there."
+            )
+            yield Advice("del_ref", why, last.place, typed=f"self.{last.name} = None")
+            return
         variables = list(dict.fromkeys(one.name for one in match.models))
         names = ", ".join(variables)
         keep, them = ("keeps", "it") if len(variables) == 1 else ("keep", "them")
@@ -129,6 +142,11 @@ def _idle(window: Window, root: str, rows: Ints) -> _Idle | None:
     attribute = idle_attribute(made_by, now, window.programs)
     if attribute is not None:
         return _Idle(rows, ends, attribute.name, attribute.place, attribute.line)
+    if window.reaches_end:  # whatever the source says, nothing called it again
+        given = given_attribute(made_by, window.programs)
+        if given is not None and not _is_saved(window.programs, given.name):
+            line = _last_line(window, calls)
+            return _Idle(rows, ends, given.name, given.place, line, is_attribute=True)
     back = still_running(made_by, now)
     place = place_of(made_by[-back]) if back is not None else None
     if back is None or place is None:
@@ -137,6 +155,26 @@ def _idle(window: Window, root: str, rows: Ints) -> _Idle | None:
     if not name or reads_again(place, name, line_now):
         return None
     return _Idle(rows, ends, name, place, last_read_before(place, name, line_now))
+
+
+def _last_line(window: Window, calls: Ints) -> int:
+    """The line that calls the model in the stack of the last of some events; 0 without one."""
+    stacks = window.trace.events.stack[calls]
+    stacks = stacks[stacks != EMPTY]
+    stack = window.trace.stack(int(stacks[-1])) if len(stacks) else ()
+    within = [at for at, frame in enumerate(stack) if "_call_impl" in frame.name]
+    frames = window.user_frames(stack[max(within, default=-1) + 1 :])
+    return frames[0].line if frames else 0
+
+
+def _is_saved(programs: Sequence[Program], attribute: str) -> bool:
+    """Whether a program saves an attribute of that name, which calls nothing of it."""
+    return any(
+        isinstance(node, ast.Attribute) and node.attr == attribute
+        for program in programs
+        for call in calls_in(program.tree, *SAVING)
+        for node in ast.walk(call)
+    )
 
 
 RULE = IdleModel()

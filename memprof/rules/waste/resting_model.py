@@ -11,16 +11,13 @@ from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.dataflow import flow_of
 from memprof.source_code.lasting_names import first_binding
+from memprof.source_code.verbs import SAVING
 from memprof.trace import Category
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
 
 __all__ = ["RULE"]
 
-_SAVING = frozenset(
-    ("load_state_dict", "push_to_hub", "save", "save_model", "save_pretrained", "state_dict")
-)
-"""Calls for which the best model until now is kept, though nothing calls it."""
 _LEAST_TIMES = 2
 """Models made at one line, one after the other: a single one may be for the end of the program."""
 _LEAST_STEPS = 4
@@ -137,7 +134,7 @@ def _is_saved(window: Window, row: int) -> bool:
     if binding is None:
         return True
     flow = flow_of(window.programs, binding.place, binding.target, through=False)
-    return flow.reaches(_SAVING)
+    return flow.reaches(SAVING)
 
 
 def _rests(window: Window, one: _Generation) -> bool:
