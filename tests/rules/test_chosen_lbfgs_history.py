@@ -11,8 +11,8 @@ from tests.rules.test_lbfgs_history import fitting
 WIDTH = 256
 
 
-@pytest.mark.parametrize(("size", "is_told"), [(20, False), (30, True)])
-def test_a_history_that_was_chosen_counts_from_twenty_pairs(size, is_told, tmp_path):
+@pytest.mark.parametrize(("size", "is_told"), [(20, False), (40, False), (50, True)])
+def test_a_history_that_was_chosen_counts_beyond_forty_pairs(size, is_told, tmp_path):
     def made(parameters):
         return torch.optim.LBFGS(parameters, lr=1e-3, max_iter=4, history_size=size)
 

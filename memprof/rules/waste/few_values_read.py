@@ -11,6 +11,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.results_read import handed_outside
 from memprof.rules.rule import EVERY_OTHER, Advice, Match, WasteRule
+from memprof.rules.same_memory import ANY_GROWTH
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import calls_in, place_of
 from memprof.source_code.verbs import FACTORIES
@@ -51,6 +52,7 @@ class FewValuesRead(WasteRule[FewValues]):
     fixes = ("narrow_first",)
     yields_to = EVERY_OTHER
     is_general = True
+    yields_beyond = (ANY_GROWTH, "kept-distributions", "stored-views", "unread-entries")
 
     def matches(self, window: Window) -> Iterator[FewValues]:
         """Each stack whose results are picked from, with what is as large for their sake."""

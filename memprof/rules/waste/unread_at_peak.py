@@ -12,6 +12,7 @@ from memprof.rules.case import Case, says
 from memprof.rules.results_read import reads_outside_torch
 from memprof.rules.rule import EVERY_OTHER, Advice, Match, WasteRule
 from memprof.rules.running_variables import still_running, variable_of
+from memprof.rules.same_memory import ANY_GROWTH
 from memprof.source_code.lasting_names import keeping_line
 from memprof.source_code.program import place_of
 from memprof.trace import EMPTY, Action, Frame, Phase
@@ -63,6 +64,7 @@ class UnreadAtPeak(WasteRule[UnreadTensors]):
     fixes = ("del_ref",)
     yields_to = EVERY_OTHER
     is_general = True
+    yields_beyond = (ANY_GROWTH, "kept-distributions", "stored-views", "unread-entries")
     names_holders = True
 
     def matches(self, window: Window) -> Iterator[UnreadTensors]:
