@@ -12,7 +12,14 @@ from memprof.rules.case import Case
 from memprof.rules.registered_buffers import has_known_bases, mentions
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.source_code.program import Place, assigned, bound_names, place_of, source_of
+from memprof.source_code.program import (
+    Place,
+    assigned,
+    bound_names,
+    calls_in,
+    place_of,
+    source_of,
+)
 from memprof.trace import Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
@@ -38,6 +45,8 @@ class UncalledModule(Match):
     """The line of it that does, of a dictionary of several parts; 0 for the first."""
     is_own: bool = False
     """The program's own class has it; else a library's has."""
+    called_at: int = 0
+    """The line that called it last, before all steps; 0 where nothing ever did."""
 
 
 class UncalledModules(WasteRule[UncalledModule]):
@@ -63,7 +72,18 @@ class UncalledModules(WasteRule[UncalledModule]):
             is_own = place is not None
             if place is None and _is_of_library(window, row, attribute):
                 place = place_of(window.frame_of(row))
-            if place is not None:
+            done = _done_before(window, attribute) if place is None else None
+            if done is not None:
+                yield UncalledModule(
+                    row=row,
+                    rows=rows,
+                    nbytes=nbytes,
+                    saving=window.replayed(window.ended_at(rows, np.full(len(rows), done.event))),
+                    module=module,
+                    place=done.place,
+                    called_at=done.line,
+                )
+            elif place is not None:
                 yield UncalledModule(
                     row=row,
                     rows=rows,
@@ -82,6 +102,14 @@ class UncalledModules(WasteRule[UncalledModule]):
     def advice(self, match: UncalledModule, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the match says all
         """Make the model without it."""
         attribute = match.module.rpartition(".")[2]
+        if match.called_at:
+            why = (
+                f"Line {match.called_at} is the last that calls `{match.module}`, of "
+                f"{format_bytes(match.nbytes)}, before all steps: drop it when this has run "
+                f"(`del …{attribute}`)."
+            )
+            yield Advice("del_ref", why, match.place)
+            return
         why = f"No step calls `{match.module}`, of {format_bytes(match.nbytes)}, "
         if match.is_own:
             why += f"and nothing in the program's files reads `{attribute}`: do not make it."
@@ -91,6 +119,48 @@ class UncalledModules(WasteRule[UncalledModule]):
                 f"used, or drop this one (`del model.{attribute}`)."
             )
         yield Advice("del_ref", why, match.place, line=match.line)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Done:
+    """The last call of a part, before all steps."""
+
+    event: int
+    """The first event after it."""
+    line: int
+    place: Place
+    """The statement of the function around that, or of what called it."""
+
+
+def _done_before(window: Window, attribute: str) -> _Done | None:
+    """Where what has a name was called last, if that is long ago and recording has ended since.
+
+    Then nothing called it later, whatever the source says.
+    """
+    if not window.reaches_end:
+        return None
+    calls = {
+        (program.filename, line)
+        for program in window.programs
+        for call in calls_in(program.tree, attribute)
+        for line in range(call.lineno, (call.end_lineno or call.lineno) + 1)
+    }
+    stacks = window.trace.events.stack
+    own = [
+        one
+        for one in np.unique(stacks).tolist()
+        if any((frame.filename, frame.line) in calls for frame in window.trace.stack(one))
+    ]
+    events = np.flatnonzero(np.isin(stacks, own))
+    if not len(events) or len(window.steps) < 2 * _LEAST_STEPS:
+        return None
+    last = int(events[-1])
+    if window.step_of_event[last] > window.steps[0]:
+        return None
+    frames = window.user_frames(window.trace.stack(int(stacks[last])))
+    at = next(at for at, one in enumerate(frames) if (one.filename, one.line) in calls)
+    place = place_of(frames[min(at + 1, len(frames) - 1)])
+    return _Done(last + 1, frames[at].line, place) if place is not None else None
 
 
 def _uncalled(window: Window) -> dict[str, Ints]:
