@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,6 +20,8 @@ __all__ = ["RULE"]
 
 _LEAST_SHARE = 0.1
 """Of the peak."""
+_LEAST_RESULT = 64 << 10
+"""Bytes of what the next operator makes of an output: what is smaller are numbers about it."""
 _MOST_NAMED = 6
 """Entries that are named in a sentence."""
 
@@ -31,6 +33,8 @@ class KeptByHooks(Match):
     hook: HookedOutputs | None = None
     names: tuple[str, ...] = ()
     """Modules whose outputs are read, by their paths within the model."""
+    are_copies: bool = False
+    """The hook's statement makes them."""
 
 
 class HookedOutputsRule(WasteRule[KeptByHooks]):
@@ -45,6 +49,7 @@ class HookedOutputsRule(WasteRule[KeptByHooks]):
         if window.peak.event < 0:
             return
         hooks = list(hooked_outputs(window.programs))
+        containers = {one.container for one in hooks}
         on_every_module = {one.container for one in hooks if one.is_on_every_module}
         for hook in hooks:
             match = None
@@ -52,6 +57,8 @@ class HookedOutputsRule(WasteRule[KeptByHooks]):
                 lines, filename = hook.filling.lines, hook.filling.program.filename
                 copied = made_at_lines(window, filename, lines) & ~window.has_owner
                 match = _match(window, np.flatnonzero(copied), hook)
+                if match is None and containers == {hook.container}:  # no other keeps any
+                    match = _waiting(window, hook)
             elif {hook.container} == on_every_module and hook.is_read_by_keys:
                 match = _unread(window, hook)
             if match is not None:
@@ -64,7 +71,8 @@ class HookedOutputsRule(WasteRule[KeptByHooks]):
         assert hook is not None
         if hook.reduction is not None:
             read = f"{_texts(hook)} {_verb(hook)} read"
-            return f"are copies of what modules return, of which only {read}"
+            of = "copies of " if match.are_copies else ""
+            return f"are {of}what modules return, of which only {read}"
         return f"are what modules return, kept in `{hook.container}` by a hook on each"
 
     def advice(self, match: KeptByHooks, case: Case) -> Iterator[Advice]:
@@ -113,7 +121,27 @@ def _match(
         saving=window.replayed(window.whole(rows)),
         hook=hook,
         names=names,
+        are_copies=hook.reduction is not None,
     )
+
+
+def _waiting(window: Window, hook: HookedOutputs) -> KeptByHooks | None:
+    """Outputs of modules without a graph that stay after their pass, until they are reduced.
+
+    Else each would go when the next one has been made of it.
+    """
+    rows = np.flatnonzero(kept_beyond_pass(window, to_its_end=True))
+    match = _match(window, rows, hook)
+    if match is None:
+        return None
+    large = np.unique(window.lives.alloc[window.lives.requested >= _LEAST_RESULT])
+    made = window.lives.alloc[rows]
+    next_made = np.append(large, window.events)[np.searchsorted(large, made, side="right")]
+    ends = np.minimum(next_made + 1, window.lives.free[rows])
+    saving = window.replayed(window.ended_at(rows, ends))
+    if window.share(saving.bytes) < _LEAST_SHARE:
+        return None
+    return replace(match, saving=saving, are_copies=False)
 
 
 def _unread(window: Window, hook: HookedOutputs) -> KeptByHooks | None:
