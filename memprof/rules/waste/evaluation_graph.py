@@ -28,6 +28,8 @@ _OF_MANY_STEPS = 32
 """Tensors of one pass that fewer modules keep: a recurrent layer goes through a sequence."""
 _LEAST_KEPT = 0.4
 """Of the bytes that a forward pass makes: with gradients on, most are there when it ends."""
+_LESS = 0.75
+"""Of that, where other passes by the same lines keep so much: operators' own buffers differ."""
 _LEAST_SPREAD = 0.4
 """Of the modules that made something, those that keep something: results that a model returns come
 from few of them."""
@@ -62,6 +64,7 @@ class EvaluationGraph(WasteRule[Match]):
         graph_rows: list[int] = []
         ends: list[int] = []
         lasting: list[Ints] = []
+        nearly: list[Ints] = []
         brief = window.freed_in - window.made_in < 2  # else it may be a cache, or kept on purpose
         for first, last, learns_at, is_freeing in _unused_forwards(window):
             low, high = np.searchsorted(lives.alloc, [first, last + 1])  # rows are in this order
@@ -83,9 +86,11 @@ class EvaluationGraph(WasteRule[Match]):
             if len(modules) < _LEAST_MODULES and not (modules and len(rows) >= _OF_MANY_STEPS):
                 continue
             least = _LEAST_KEPT_BY_ALL if by_all else _LEAST_KEPT
-            if lives.size[rows].sum() < least * pass_bytes:
+            kept = lives.size[rows].sum()
+            if kept < _LESS * least * pass_bytes or without_gradients(window.stack(int(rows[0]))):
                 continue  # results of several modules, and nothing of what lies between them
-            if without_gradients(window.stack(int(rows[0]))):
+            if kept < least * pass_bytes:
+                nearly.append(rows)
                 continue
             graph_rows += rows[:-1].tolist()
             ends += lives.alloc[rows[1:]].tolist()
@@ -94,7 +99,7 @@ class EvaluationGraph(WasteRule[Match]):
             return
         # The last such graph may be there still; what else stays, a program may keep on purpose.
         stacks = np.unique(lives.stack[graph_rows])
-        for rows in lasting:
+        for rows in (*nearly, *lasting):
             if np.isin(lives.stack[rows], stacks).mean() >= _NEARLY_ALL:
                 graph_rows += rows[:-1].tolist()
                 ends += lives.alloc[rows[1:]].tolist()
