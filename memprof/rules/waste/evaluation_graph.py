@@ -65,6 +65,7 @@ class EvaluationGraph(WasteRule[Match]):
         ends: list[int] = []
         lasting: list[Ints] = []
         nearly: list[Ints] = []
+        stacks: set[int] = set()
         brief = window.freed_in - window.made_in < 2  # else it may be a cache, or kept on purpose
         for first, last, learns_at, is_freeing in _unused_forwards(window):
             low, high = np.searchsorted(lives.alloc, [first, last + 1])  # rows are in this order
@@ -92,15 +93,15 @@ class EvaluationGraph(WasteRule[Match]):
             if kept < least * pass_bytes:
                 nearly.append(rows)
                 continue
+            stacks.update(lives.stack[rows].tolist())
             graph_rows += rows[:-1].tolist()
             ends += lives.alloc[rows[1:]].tolist()
         if not graph_rows:
             yield from _amid_an_evaluation(window, lasting)
             return
         # The last such graph may be there still; what else stays, a program may keep on purpose.
-        stacks = np.unique(lives.stack[graph_rows])
         for rows in (*nearly, *lasting):
-            if np.isin(lives.stack[rows], stacks).mean() >= _NEARLY_ALL:
+            if np.isin(lives.stack[rows], sorted(stacks)).mean() >= _NEARLY_ALL:
                 graph_rows += rows[:-1].tolist()
                 ends += lives.alloc[rows[1:]].tolist()
         yield _match(window, np.array(graph_rows, dtype=np.int64), np.array(ends))
