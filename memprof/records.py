@@ -78,7 +78,8 @@ History:
          in several steps (2026-11)
     1.13 `batch_sizes`: how many rows models are called with (2026-11)
     1.14 `last_reads`: where operators read large tensors last, and how much of them;
-         `overlap_copies`: what is computed of views that show memory several times (2026-11)
+         `overlap_copies`: what is computed of views that show memory several times; the footer says
+         whether the program was over (2026-11)
 """
 
 
@@ -708,6 +709,8 @@ class Footer(msgspec.Struct, frozen=True, tag_field="kind", tag="footer", omit_d
     """``ok``, or the exception that ended the block or the process."""
     step_us: int = -1
     """Median duration of a step."""
+    is_over: bool = False
+    """The program had ended as well, and not only the block that was recorded."""
 
 
 _OUT_OF_MEMORY = ("out of memory", "MemoryError", "ALLOC_FAILED")

@@ -318,13 +318,14 @@ class Session:
                 self._close_boundaries,  # once more: a recording may have ended within a hook
                 self._close_sampler,
                 self._close_exports,
-                lambda: self._write_footer(status),
+                lambda: self._write_footer(status, is_over=is_over),
                 lambda: self.output.close(None),
             ):
                 _ = self._try(part) or self._try(part)  # once more, as nobody else will
 
-    def _write_footer(self, status: str) -> None:
-        self.output.close(self._summaries.footer(self._steps, self._devices, status))
+    def _write_footer(self, status: str, *, is_over: bool) -> None:
+        footer = self._summaries.footer(self._steps, self._devices, status, is_over=is_over)
+        self.output.close(footer)
 
     def abandon(self) -> None:
         """Take every hook away and write no more; safe at any time, and never raises."""

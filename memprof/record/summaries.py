@@ -59,8 +59,10 @@ class Summaries:
         record = Interim(now_us(), steps, self._summaries(devices), spent_us, step_us)
         self._recording.output.write(record)
 
-    def footer(self, steps: int, devices: Sequence[DeviceInfo], status: str) -> Footer:
-        """The last one; ``status`` says how the run ended."""
+    def footer(
+        self, steps: int, devices: Sequence[DeviceInfo], status: str, *, is_over: bool = False
+    ) -> Footer:
+        """The last one; ``status`` says how the run ended, ``is_over`` that the program has."""
         return Footer(
             ended_us=now_us(),
             steps=steps,
@@ -68,6 +70,7 @@ class Summaries:
             overhead_us=self._spent_us(),
             status=status,
             step_us=self._figures.step_us,
+            is_over=is_over,
         )
 
     def _spent_us(self) -> int:

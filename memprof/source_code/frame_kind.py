@@ -6,10 +6,13 @@ import enum
 import os
 import re
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import islice
 
-__all__ = ["FrameKind", "frame_kind", "is_copy_module", "is_installed"]
+from memprof.trace import Frame
+
+__all__ = ["FrameKind", "frame_kind", "is_copy_module", "is_installed", "is_of_library"]
 
 _PACKAGES = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 _STDLIB = re.compile(r"/lib(?:64)?/python\d[^/]*/(?!site-packages|dist-packages)")
@@ -124,3 +127,9 @@ def _is_stdlib(path: str) -> bool:
 def is_copy_module(filename: str) -> bool:
     """Whether a file is Python's own module for copies, in which `deepcopy` runs."""
     return _COPY_MODULE.search(filename.replace("\\", "/")) is not None
+
+
+def is_of_library(frames: Sequence[Frame]) -> bool:
+    """Whether the innermost frame that is not torch's is a library's."""
+    kinds = (frame_kind(frame.filename) for frame in frames)
+    return next((kind for kind in kinds if kind is not FrameKind.TORCH), None) is FrameKind.LIBRARY

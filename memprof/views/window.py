@@ -87,7 +87,7 @@ class Window:
     """By the bytes of what was made where nothing was recorded, the line that binds it."""
 
     reaches_end: bool = False
-    """Recording ended with it, so that nothing came later."""
+    """Recording ended with it and with the program, which came to its end: nothing came later."""
     of_setup: bool = False
     """Its peak is the highest of all, though steps that are like one another come later."""
     replay: ReplayedTrace | None = None
@@ -458,8 +458,14 @@ class Window:
 
 
 def _reaches_end(run: Run, number: int) -> bool:
-    """Whether a window was the last, and ended as recording did."""
-    return bool(run.windows) and (run.windows[-1].window, run.windows[-1].end) == (number, "stop")
+    """Whether a window was the last, and ended as recording did, with a program that went well.
+
+    One that fails has not done all that it would have done.
+    """
+    footer, windows = run.footer, run.windows
+    if footer is None or not footer.is_over or footer.status != "ok" or not windows:
+        return False
+    return (windows[-1].window, windows[-1].end) == (number, "stop")
 
 
 def site_at(frame: Frame) -> Site:

@@ -47,12 +47,14 @@ Program = Callable[[], "Step | TraceBuilder | tuple[TraceBuilder, ...] | Recordi
 """Builds a job and returns its step, or what a recording of such a job would hold."""
 
 
-def findings_of(program: Program, path: Path, steps: int = 16) -> tuple[RuleFinding, ...]:
-    """What is found in a recording of ``program``.
+def findings_of(
+    program: Program, path: Path, steps: int = 16, *, is_over: bool = False
+) -> tuple[RuleFinding, ...]:
+    """What is found in a recording of ``program``, which it ends with where it ``is_over``.
 
     A program that returns a step is run on the CPU; else what it returns is the recording.
     """
-    record(program, path, steps)
+    record(program, path, steps, is_over=is_over)
     return findings(load(path))
 
 
@@ -67,7 +69,7 @@ def findings_of_fork(program: Program, path: Path, steps: int = 16) -> tuple[Rul
     return findings(load(path))
 
 
-def record(program: Program, path: Path, steps: int = 16) -> None:
+def record(program: Program, path: Path, steps: int = 16, *, is_over: bool = False) -> None:
     """Record a program, or write what it returns."""
     gc.collect()  # what another program has left in cycles is none of this one's
     hook = sys.excepthook  # a process group sets one, and leaves it there
@@ -82,6 +84,8 @@ def record(program: Program, path: Path, steps: int = 16) -> None:
                     tracker.step()
             finally:
                 gc.enable()
+        if is_over:  # as `memprof run` says when the program has ended
+            tracker.stop(is_over=True)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
         sys.excepthook = hook

@@ -147,6 +147,67 @@ def written_into():
     return step
 
 
+class FirstPlace(nn.Module):
+    """What the backward pass of the norm reads as well is needed."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, ITEMS)
+        self.norm = nn.LayerNorm(ITEMS)
+
+    def forward(self, x):
+        return self.norm(self.layer(x)[:, 0])
+
+
+def learned_from_the_first_place():
+    model = FirstPlace()
+
+    def step(number):
+        model(torch.randn(64, 32, WIDTH)).square().mean().backward()
+        model.zero_grad()
+
+    return step
+
+
+POOLED = """
+def pooled(layer, x):
+    return layer(x)[:, 0].clone()
+"""
+
+
+def picked_by_a_library():
+    """Its call returns what it has picked: no line of the program can pick before."""
+    layer, library = nn.Linear(WIDTH, ITEMS), {}
+    exec(compile(POOLED, "/usr/lib/python3/site-packages/pooling/model.py", "exec"), library)
+
+    @torch.no_grad()
+    def step(number):
+        return library["pooled"](layer, torch.randn(64, 32, WIDTH)).mean()
+
+    return step
+
+
+def picked_by_the_program():
+    layer = nn.Linear(WIDTH, ITEMS)
+
+    @torch.no_grad()
+    def step(number):
+        states = layer(torch.randn(64, 32, WIDTH)).tanh()
+        return states[:, 0].clone().mean()
+
+    return step
+
+
+def test_one_place_that_the_program_picks(tmp_path):
+    found = findings_of(picked_by_the_program, tmp_path / "run.json")
+    assert {"few-values-read", "partly-read"} & {one.rule for one in found}
+
+
+@pytest.mark.parametrize("program", [learned_from_the_first_place, picked_by_a_library])
+def test_what_no_line_of_the_program_picks_before_is_needed(program, tmp_path):
+    assert own(findings_of(program, tmp_path / "run.json")) == []
+
+
 @pytest.mark.parametrize(
     "program", [looks_alike, read_whole_now_and_then, cropped, kept_for_many_steps, written_into]
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 
@@ -73,7 +75,7 @@ def run(*, precompute):
 def test_whatever_the_source_says_it_was_called_no_more(tmp_path):
     (found,) = [
         one
-        for one in findings_of(run(precompute=True), tmp_path / "run.json")
+        for one in findings_of(run(precompute=True), tmp_path / "run.json", is_over=True)
         if one.rule == "idle-model"
     ]
     (first,) = found.remedies
@@ -85,4 +87,17 @@ def test_whatever_the_source_says_it_was_called_no_more(tmp_path):
 
 
 def test_a_reference_that_each_step_calls_is_needed(tmp_path):
-    assert "idle-model" not in names(run(precompute=False), tmp_path / "run.json")
+    found = findings_of(run(precompute=False), tmp_path / "run.json", is_over=True)
+    assert "idle-model" not in [one.rule for one in found]
+
+
+def test_where_only_a_block_was_recorded_it_may_be_called_later(tmp_path):
+    assert "idle-model" not in names(run(precompute=True), tmp_path / "run.json")
+
+
+def test_a_program_that_failed_may_have_called_it_later(tmp_path, monkeypatch):
+    end = memprof.Tracker.stop
+    failed = partial(end, status="RuntimeError: no")
+    monkeypatch.setattr(memprof.Tracker, "stop", lambda self, *_, **given: failed(self, **given))
+    found = findings_of(run(precompute=True), tmp_path / "run.json", is_over=True)
+    assert "idle-model" not in [one.rule for one in found]

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
+import pytest
 import torch
 
 import memprof
+from memprof.records import Finding, Holder
+from memprof.reference_chain import Link, LinkKind
 from memprof.rules.ranked_findings import findings
+from memprof.rules.waste import lingering as rule
+from memprof.rules.waste.lingering import Lingering
 from tests.rules.recorded import findings_of
 
 LAYERS, WIDTH = 8, 1 << 14
@@ -149,3 +155,35 @@ def test_a_name_is_told_to_keep_what_it_keeps_and_not_what_another_does(tmp_path
     (found,) = lingering(two_names, tmp_path)
     assert "`kept.large`" in found.title
     assert found.bytes == 4 * WIDTH * 4
+
+
+def held_in(*links):
+    """Whether a binding of ``self.state`` lingers, where the job found tensors held so."""
+    holder = Holder(kind=links[0].kind, links=list(links))
+    window = SimpleNamespace(
+        lives=SimpleNamespace(stack=np.array([5])),
+        searches=(Finding(finding="holders", device="cpu", stack=5, holders=[holder]),),
+    )
+    binding = SimpleNamespace(target="self.state")
+    match = Lingering(row=0, rows=np.array([0]), nbytes=1, binding=binding)
+    return rule._is_stored(window, match)
+
+
+STORE = Link(LinkKind.ATTRIBUTE, type_name="Backend", name="store.entries")
+STATE = Link(LinkKind.ATTRIBUTE, type_name="Stream", name="state")
+ITEM = Link(LinkKind.ITEM, type_name="dict", name="user-33", length=6)
+ERROR = Link(LinkKind.TRACEBACK, name="handle")
+
+
+@pytest.mark.parametrize(
+    ("links", "is_stored"),
+    [
+        ((STORE, ITEM), True),
+        ((STATE, ITEM), False),  # the attribute itself has a container of them
+        ((STATE,), False),
+        ((STORE,), False),
+        ((ERROR, ITEM), False),
+    ],
+)
+def test_what_a_container_of_another_name_holds_does_not_linger_in_a_variable(links, is_stored):
+    assert held_in(*links) is is_stored

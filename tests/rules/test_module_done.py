@@ -67,7 +67,7 @@ def asked_again_at_the_end():
 def test_the_call_of_what_called_it_last_is_where_it_is_to_be_dropped(tmp_path):
     (found,) = [
         one
-        for one in findings_of(done, tmp_path / "run.json", steps=24)
+        for one in findings_of(done, tmp_path / "run.json", steps=24, is_over=True)
         if one.rule == "uncalled-module"
     ]
     (first,) = found.remedies
@@ -79,5 +79,10 @@ def test_the_call_of_what_called_it_last_is_where_it_is_to_be_dropped(tmp_path):
 
 @pytest.mark.parametrize("program", [asked_again_at_the_end])
 def test_what_is_called_again_is_needed(program, tmp_path):
-    findings = findings_of(program, tmp_path / "run.json", steps=24)
+    findings = findings_of(program, tmp_path / "run.json", steps=24, is_over=True)
+    assert "uncalled-module" not in [one.rule for one in findings]
+
+
+def test_where_only_a_block_was_recorded_it_may_be_called_later(tmp_path):
+    findings = findings_of(done, tmp_path / "run.json", steps=24)
     assert "uncalled-module" not in [one.rule for one in findings]

@@ -12,7 +12,7 @@ from memprof.rules.case import Case
 from memprof.rules.results_read import handed_outside
 from memprof.rules.rule import EVERY_OTHER, Advice, Match, WasteRule
 from memprof.rules.same_memory import ANY_GROWTH
-from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.frame_kind import FrameKind, frame_kind, is_of_library
 from memprof.source_code.program import calls_in, place_of
 from memprof.source_code.verbs import FACTORIES
 from memprof.trace import Action, Frame, Phase
@@ -58,7 +58,9 @@ class FewValuesRead(WasteRule[FewValues]):
         """Each stack whose results are picked from, with what is as large for their sake."""
         picked = (window.part_read > 0) & (window.part_read <= _MOST_READ) & ~window.has_owner
         picked &= window.freed_in - window.made_in <= _LONGEST
-        picked &= window.phase != Phase.BACKWARD
+        # What a backward pass still reads is needed, and who picked before that is not known.
+        is_read_forward = window.phase_of_event[window.unread_from - 1] != Phase.BACKWARD
+        picked &= (window.phase != Phase.BACKWARD) & is_read_forward
         by_statement: dict[Statement, list[int]] = {}
         for row in np.flatnonzero(picked).tolist():
             by_statement.setdefault(_statement(window, row), []).append(row)
@@ -99,7 +101,10 @@ def _match(window: Window, statement: Statement, results: Ints) -> FewValues | N
     row = int(results[lives.size[results].argmax()])
     if _is_data(window, row) or not _is_habit(window, results):
         return None
-    reader = next(iter(window.user_frames(_reading_stack(window, row))), None)
+    reading = _reading_stack(window, row)
+    if is_of_library(reading):
+        return None  # what picks is no line of the program's
+    reader = next(iter(window.user_frames(reading)), None)
     related = _related(window, statement, results)
     there = np.flatnonzero(related & window.at_peak)
     nbytes = int(lives.size[there].sum())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from memprof.records import Holder
 from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case, says
 from memprof.rules.references import advice_on_exceptions, advice_on_views
@@ -74,8 +75,9 @@ class LingeringValues(WasteRule[Lingering]):
         """Values that live on in a name until the name is bound again."""
         replacements = _replacements(window)
         if len(replacements.rows):
-            yield from _through_other_pass(window, replacements)
-            yield _by_rebinding(window, replacements)
+            matches = [*_through_other_pass(window, replacements)]
+            matches.append(_by_rebinding(window, replacements))
+            yield from (one for one in matches if not _is_stored(window, one))
 
     def title(self, match: Lingering) -> str:
         """Say in what, where a name is known."""
@@ -114,6 +116,25 @@ class LingeringValues(WasteRule[Lingering]):
         if match.of_model:
             later = f"If {what} is needed later, keep it on the host."
             yield Advice("cpu_offload", later, place)
+
+
+def _is_stored(window: Window, match: Lingering) -> bool:
+    """Whether the job's search has found them in containers of other names alone.
+
+    The variable goes and they stay: a store of sessions has them, say.
+    """
+    stack = int(window.lives.stack[match.row])
+    holders = [one for search in window.searches if search.stack == stack for one in search.holders]
+    if match.binding is None or not holders:
+        return False
+    own = set(match.binding.target.partition("[")[0].split("."))
+    return all(_is_in_other_container(holder, own) for holder in holders)
+
+
+def _is_in_other_container(holder: Holder, own: Collection[str]) -> bool:
+    kinds = {link.kind for link in holder.links}
+    names = {part for link in holder.links for part in link.name.split(".")}
+    return LinkKind.ITEM in kinds and not (kinds & _EXCEPTIONS or names.intersection(own))
 
 
 def _statement(binding: Binding | None, case: Case) -> Place | None:

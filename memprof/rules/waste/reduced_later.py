@@ -14,7 +14,7 @@ from memprof.rules.case import Case
 from memprof.rules.joined_tensors import FEWEST_PARTS, all_joined, joined_at_peak, parts_of
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.entries_read import EntryRead, entry_read
-from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.frame_kind import is_of_library
 from memprof.source_code.kept_parts import KeptPart, kept_part, reduced_items
 from memprof.source_code.program import Place, called_name, calls_in, code_of, own_calls, place_of
 from memprof.source_code.reductions import Reduced, Reduction, reduction_of
@@ -86,7 +86,7 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
             if reduction is None or len(parts) < FEWEST_PARTS:
                 continue
             results, every = all_joined(window, row)
-            of_library = _is_of_library(window, int(parts[0]))
+            of_library = is_of_library(window.stack(int(parts[0])))
             there = np.append(parts[window.at_peak[parts]], row)
             nbytes = int(lives.size[there].sum())
             yield ReducedLater(
@@ -390,12 +390,6 @@ def _is_as_it_was(holder: Holder) -> bool:
 def _texts(match: ReducedLater) -> str:
     texts = list(dict.fromkeys(f"`{text}`" for one in match.entries for text in one.read.texts))
     return f"{' and '.join(texts)} {'is' if len(texts) == 1 else 'are'}"
-
-
-def _is_of_library(window: Window, row: int) -> bool:
-    """Whether a library that the program calls made a tensor, and so keeps it as it likes."""
-    kinds = (frame_kind(frame.filename) for frame in window.stack(row))
-    return next((kind for kind in kinds if kind is not FrameKind.TORCH), None) is FrameKind.LIBRARY
 
 
 def _what_is_read(reduction: Reduction) -> str:

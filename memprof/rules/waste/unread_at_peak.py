@@ -113,9 +113,9 @@ class UnreadAtPeak(WasteRule[UnreadTensors]):
 
 
 def _peak_with_ends(window: Window) -> int:
-    """The event of the peak or, where the last two steps have it, of one as high before; else -1.
+    """The event of the peak or, where the last two steps have it, of one as high before, if any.
 
-    What they made goes in no step that is recorded, or with the program's functions.
+    What they made goes in no step that is recorded, perhaps, or with the program's functions.
     """
     if len(window.steps) < _FEWEST_STEPS:
         return window.peak.event
@@ -124,7 +124,7 @@ def _peak_with_ends(window: Window) -> int:
         return window.peak.event
     before = window.line.allocated[window.first_entry : ends + 1]
     if not len(before) or before.max() < _AS_HIGH * window.peak.bytes:
-        return -1
+        return window.peak.event
     return window.first_entry + len(before) - 1 - int(before[::-1].argmax()) - 1
 
 

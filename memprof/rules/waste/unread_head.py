@@ -12,7 +12,7 @@ from memprof.rules.case import Case
 from memprof.rules.forward_passes import runs_within
 from memprof.rules.large_tensor import large_tensor
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.frame_kind import is_of_library
 from memprof.source_code.program import Place, Program, assigned, calls_in
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
@@ -44,7 +44,7 @@ class UnreadHeadRule(WasteRule[UnreadHead]):
     def matches(self, window: Window) -> Iterator[UnreadHead]:
         """The large tensor of the peak, if a library makes it in a head that nothing reads."""
         large = large_tensor(window)
-        if large is None or large.place is None or not _is_of_library(window, large.row):
+        if large is None or large.place is None or not is_of_library(window.stack(large.row)):
             return
         field = _states_read(large.place)
         if not field or any(map(_names_scores, window.programs)):
@@ -79,12 +79,6 @@ class UnreadHeadRule(WasteRule[UnreadHead]):
             case.site,
             typed="states = model.base_model(**inputs).last_hidden_state",
         )
-
-
-def _is_of_library(window: Window, row: int) -> bool:
-    """Whether the innermost line that is not torch's is a library's."""
-    kinds = (frame_kind(frame.filename) for frame in window.stack(row))
-    return next((kind for kind in kinds if kind is not FrameKind.TORCH), None) is FrameKind.LIBRARY
 
 
 def _states_read(place: Place) -> str:

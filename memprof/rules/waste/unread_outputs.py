@@ -12,7 +12,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.forward_passes import kept_beyond_pass
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.frame_kind import FrameKind, frame_kind, is_of_library
 from memprof.source_code.idioms import arguments_named, keyword
 from memprof.source_code.program import Place, Program, assigned, calls_in, place_of
 from memprof.trace import Frame
@@ -360,7 +360,7 @@ def _kept_beyond_pass(window: Window, *, to_its_end: bool = False) -> Bools:
     """What a library's modules leave behind a pass, see `kept_beyond_pass`."""
     kept = kept_beyond_pass(window, to_its_end=to_its_end)
     stacks = np.unique(window.lives.stack[kept]).tolist()
-    others = [stack for stack in stacks if not _is_of_library(window, stack)]
+    others = [stack for stack in stacks if not is_of_library(window.trace.stack(stack))]
     kept &= ~np.isin(window.lives.stack, others)
     return kept
 
@@ -394,11 +394,6 @@ def _stacks_of_caches(window: Window) -> list[int]:
 
 def _posix(frame: Frame) -> str:
     return frame.filename.replace("\\", "/")
-
-
-def _is_of_library(window: Window, stack: int) -> bool:
-    kinds = (frame_kind(frame.filename) for frame in window.trace.stack(stack))
-    return next((kind for kind in kinds if kind is not FrameKind.TORCH), None) is FrameKind.LIBRARY
 
 
 def _ends_of_use(window: Window, rows: Ints, of_layer: int) -> Ints:

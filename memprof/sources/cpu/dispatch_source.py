@@ -437,7 +437,7 @@ class CpuSource(Listener):
         self._origins.start()
         self._kept_results.clear()
         self._large_values.begin()
-        self._last_reads.begin()
+        self._last_reads.clear()
         self._live.record(True)
         self._live.peak = self._live.bytes
         self._since = next(self._live.serials)
@@ -541,8 +541,8 @@ class CpuSource(Listener):
                                 reads.see((value,), func, args, out)
                         if kwargs:
                             reads.see(kwargs.values(), func, args, out)
-                    except (NotImplementedError, RuntimeError):  # a sparse one has no storage
-                        reads.begin()
+                    except guarded_errors():  # a sparse one has no storage
+                        reads.clear()
                 if followed:
                     see(func, args, kwargs, out, frame_here(0).f_back)
                 if self._at_loss and own:

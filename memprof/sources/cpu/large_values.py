@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from memprof.records import LargeValues
-from memprof.sources.cpu.live_storages import LiveStorages, StorageReference
+from memprof.sources.cpu.live_storages import LiveStorages, StorageReference, storage_of
 from memprof.trace import EMPTY, Category
 
 if TYPE_CHECKING:
@@ -432,8 +432,8 @@ class _Row:
 
 def _is_given(key: int, args: Any) -> bool:
     """Whether a storage is that of a tensor that an operator was given: it is its view, say."""
-    given = (one for one in args if hasattr(one, "untyped_storage"))
-    return any(one.untyped_storage()._cdata == key for one in given)
+    given = (storage_of(one) for one in args if hasattr(one, "untyped_storage"))
+    return any(storage is not None and storage._cdata == key for storage in given)
 
 
 def _read(tensor: _Tensor, steps: int) -> bytes:

@@ -60,8 +60,8 @@ class LastReadsWatch:
         self._batches: list[tuple[int, Ints, Ints]] = []
         """Of each drain its first serial, and its allocations' serials and events."""
 
-    def begin(self) -> None:
-        """A window begins, or an operator was missed: what was made before is not followed."""
+    def clear(self) -> None:
+        """Follow nothing that was made before: a window begins, or an operator was missed."""
         self.followed.clear()
         self._batches.clear()
 

@@ -9,11 +9,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from memprof.cpython.signal_errors import covers_entry, is_of_signal, raised_at_death
+from memprof.cpython.signal_errors import (
+    covers_entry,
+    guarded_errors,
+    is_of_signal,
+    raised_at_death,
+)
 from memprof.sources.loop.thread_state import ThreadPosition
 from memprof.trace import EMPTY, NOT_RECORDED, Blocks, BlockState, Column, Columns, State, column
 
-__all__ = ["ROW", "LiveStorages", "LivingStorages", "StorageReference"]
+__all__ = ["ROW", "LiveStorages", "LivingStorages", "StorageReference", "storage_of"]
 
 _MOST_RESIZED = 10_000
 """Storages that gave their memory up, and whose stacks are kept in mind for when they get other."""
@@ -26,6 +31,14 @@ storage: its "stack" is the label that its allocation should have; its "owner" p
 its allocation if that was handed out before (else 0), its category and the category handed out for
 it.
 """
+
+
+def storage_of(tensor: Any) -> Any:
+    """The storage of a tensor; None of one that has none, as a sparse one."""
+    try:
+        return tensor.untyped_storage()
+    except guarded_errors(NotImplementedError):
+        return None
 
 
 class StorageReference(weakref.ref):  # type: ignore[type-arg]

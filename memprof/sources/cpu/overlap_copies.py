@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from memprof.records import OverlapCopies
-from memprof.sources.cpu.live_storages import StorageReference
+from memprof.sources.cpu.live_storages import StorageReference, storage_of
 
 __all__ = ["LEAST_BYTES", "OverlapCopiesWatch"]
 
@@ -30,7 +30,8 @@ class OverlapCopiesWatch:
     def __init__(self) -> None:
         self._known: dict[int, tuple[StorageReference, float]] = {}
         """By ``_cdata`` the results that live, and how often they hold each value."""
-        self._noted: dict[tuple[int, int], list[float]] = {}
+        self._noted: dict[tuple[int, int], tuple[int, float]] = {}
+        """By stack and size how many there were, and the least number of times."""
 
     def see(self, args: Any, new: StorageReference) -> None:
         """Note the result of an operator, whose storage is ``new``, if it is one."""
@@ -41,11 +42,14 @@ class OverlapCopiesWatch:
         self._known[new.key] = new, times
         key = new.stack, new.size
         if key in self._noted or len(self._noted) < _MOST:
-            self._noted.setdefault(key, []).append(times)
+            count, least = self._noted.get(key, (0, times))
+            self._noted[key] = count + 1, min(least, times)
 
     def _times(self, tensor: Any, size: int) -> float:
         """How often a result of so many bytes holds each value that a tensor shows."""
-        storage = tensor.untyped_storage()
+        storage = storage_of(tensor)
+        if storage is None:
+            return 0.0
         known = self._known.get(storage._cdata)
         if known is not None:
             reference, times = known
@@ -71,7 +75,7 @@ class OverlapCopiesWatch:
                 device,
                 [stack for stack, _ in noted],
                 [size for _, size in noted],
-                [len(times) for times in noted.values()],
-                [round(min(times), 2) for times in noted.values()],
+                [count for count, _ in noted.values()],
+                [round(least, 2) for _, least in noted.values()],
             )
         ]

@@ -42,6 +42,15 @@ def test_a_tail_that_nothing_fills(tmp_path):
     assert values["filled"] == pytest.approx(60 / 2048, abs=0.02)
 
 
+def test_what_is_computed_of_a_sparse_tensor(tmp_path):
+    """That has no storage, which is to keep nobody from looking at the result."""
+    at = torch.arange(64).repeat(2, 1)
+    some = torch.sparse_coo_tensor(at, torch.ones(64), (1024, 1024), check_invariants=True)
+    ones = torch.ones(1024, WIDTH)
+    values = values_of(lambda: torch.sparse.mm(some, ones), tmp_path)
+    assert (values["dim"], values["used"]) == (0, 64)
+
+
 def test_what_each_step_fills_a_part_of_is_not_settled(tmp_path):
     def fill(memory, number):
         memory[number * 32 : (number + 1) * 32] = torch.randn(32, WIDTH)
