@@ -63,7 +63,7 @@ def stepping(*, recorded):
 
 def test_passes_that_take_more_for_a_moment_belong_to_it(tmp_path, monkeypatch):
     """Here by the bytes alone: that all of a pass goes at one moment tells nothing."""
-    monkeypatch.setattr(evaluation_graph, "_LEAST_SPREAD", 2.0)
+    monkeypatch.setattr(evaluation_graph, "LEAST_SPREAD", 2.0)
     (found,) = [
         one
         for one in findings_of(lambda: stepping(recorded=True), tmp_path / "run.json")

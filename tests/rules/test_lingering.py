@@ -166,7 +166,7 @@ def held_in(*links):
     )
     binding = SimpleNamespace(target="self.state")
     match = Lingering(row=0, rows=np.array([0]), nbytes=1, binding=binding)
-    return rule._is_stored(window, match)
+    return rule.is_stored(window, match)
 
 
 STORE = Link(LinkKind.ATTRIBUTE, type_name="Backend", name="store.entries")

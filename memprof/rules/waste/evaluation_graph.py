@@ -20,7 +20,7 @@ from memprof.trace import Action, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Ints, Window
 
-__all__ = ["RULE"]
+__all__ = ["LEAST_SPREAD", "RULE"]
 
 _LEAST_MODULES = 3
 """Modules that keep something: fewer are a result that is used, and no graph."""
@@ -30,7 +30,7 @@ _LEAST_KEPT = 0.4
 """Of the bytes that a forward pass makes: with gradients on, most are there when it ends."""
 _LESS = 0.75
 """Of that, where other passes by the same lines keep so much: operators' own buffers differ."""
-_LEAST_SPREAD = 0.4
+LEAST_SPREAD = 0.4
 """Of the modules that made something, those that keep something: results that a model returns come
 from few of them."""
 _MOST_LEARNT = 0.1
@@ -261,7 +261,7 @@ def _is_kept_by_all(window: Window, rows: Ints, alive: Ints) -> bool:
     So does a graph, whose end may come steps later where each pass is taken for one.
     """
     modules, keeping = (set(window.module[one].tolist()) - {0} for one in (rows, alive))
-    if len(keeping) < _LEAST_SPREAD * len(modules):
+    if len(keeping) < LEAST_SPREAD * len(modules):
         return False
     frees, few = np.sort(window.lives.free[alive]), _few(alive)
     frees = frees[few:-few]

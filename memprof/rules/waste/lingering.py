@@ -23,7 +23,7 @@ from memprof.units import format_bytes
 from memprof.views.peak_without import Saving
 from memprof.views.window import Bools, Ints, Window
 
-__all__ = ["RULE"]
+__all__ = ["RULE", "is_stored"]
 
 _LEAST_SHARE_OF_STEPS = 0.4
 """Of what one stack makes: some of its tensors are made once, or go at the end of an epoch."""
@@ -77,7 +77,7 @@ class LingeringValues(WasteRule[Lingering]):
         if len(replacements.rows):
             matches = [*_through_other_pass(window, replacements)]
             matches.append(_by_rebinding(window, replacements))
-            yield from (one for one in matches if not _is_stored(window, one))
+            yield from (one for one in matches if not is_stored(window, one))
 
     def title(self, match: Lingering) -> str:
         """Say in what, where a name is known."""
@@ -118,7 +118,7 @@ class LingeringValues(WasteRule[Lingering]):
             yield Advice("cpu_offload", later, place)
 
 
-def _is_stored(window: Window, match: Lingering) -> bool:
+def is_stored(window: Window, match: Lingering) -> bool:
     """Whether the job's search has found them in containers of other names alone.
 
     The variable goes and they stay: a store of sessions has them, say.
