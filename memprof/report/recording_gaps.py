@@ -18,6 +18,11 @@ __all__ = ["is_bare_state", "recording_gaps"]
 
 _DRIVER = "nvml"
 """The source that asks the driver of cards, of which a run on the CPU alone has none to miss."""
+_UNREAD = (
+    "what operators read was not seen, so waste that shows in it is not told; a recording with "
+    "MEMPROF_NATIVE=0 sees it"
+)
+"""torch's allocator knows who asks for memory, and not who reads it."""
 
 
 def recording_gaps(examination: Examination) -> tuple[str, ...]:
@@ -89,8 +94,11 @@ def _of_device(device: DeviceExamination, run: Run) -> list[str]:
     elif len(device.windows) > 1:
         notes.append(f"between its {len(device.windows)} windows only counters were kept")
     is_subject = len(run.devices) == 1  # beside CUDA the CPU is watched until that begins
-    if events and is_subject and device.device.info.recorder == "operators":
+    recorder = device.device.info.recorder
+    if events and is_subject and recorder == "operators":
         notes.append(_within_operators(device, run))
+    if events and is_subject and recorder == "allocator":
+        notes.append(_UNREAD)
     return notes
 
 

@@ -58,6 +58,10 @@ def test_the_limit_that_ended_recording_is_named(end, told):
 
 LOST = "temporaries inside operators were not seen, so the peak may be higher"
 HOW = "; once `memprof native` has been run, recordings see them"
+UNREAD = (
+    "what operators read was not seen, so waste that shows in it is not told; a recording with "
+    "MEMPROF_NATIVE=0 sees it"
+)
 NOT_BUILT = Note("native", "the native part could not be built: no compiler")
 
 
@@ -71,11 +75,11 @@ NOT_BUILT = Note("native", "the native part could not be built: no compiler")
             f"buffers of compiled graphs and {LOST}{HOW}",
         ),
         (DeviceInfo("cpu", recorder="operators"), (NOT_BUILT,), LOST),
-        (DeviceInfo("cpu", recorder="allocator", compiled=True), (), None),
+        (DeviceInfo("cpu", recorder="allocator", compiled=True), (), UNREAD),
         (DeviceInfo("cpu", compiled=True), (), None),  # a file that does not say what saw them
     ],
 )
-def test_what_a_dispatch_mode_cannot_see_is_said_where_one_recorded(info, notes, told):
+def test_what_was_not_seen_of_operators_is_said_by_what_recorded(info, notes, told):
     trace = TraceBuilder(device="cpu").alloc(512, "x").free("x").build()
     header = Header(schema=SCHEMA_VERSION, created_us=0)
     device = DeviceRun("cpu", info, (trace,), Steps.build(0))
