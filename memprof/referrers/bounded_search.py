@@ -289,12 +289,21 @@ class Searches:
 
 
 def _in_common(answers: Sequence[tuple[Holder, ...]]) -> tuple[Holder, ...]:
-    """The holders of several tensors, those of most of them first; each way of holding once."""
+    """The holders of several tensors, those of most of them first; each way of holding once.
+
+    Of a tensor for which time or the nodes that may be looked at were too few nothing is known: what
+    holds another one comes first. The youngest end of a long graph is near its holder.
+    """
     ways = Counter(key for answer in answers for key in {way(one.links) for one in answer})
-    first: dict[tuple[Hashable, ...], tuple[int, int, Holder]] = {}
+    first: dict[tuple[Hashable, ...], tuple[bool, int, int, Holder]] = {}
     for answer in answers:
         for rank, one in enumerate(answer):
             key = way(one.links)
-            first.setdefault(key, (-ways[key], rank, one))
-    by_merit = sorted(first.values(), key=lambda entry: entry[:2])
+            first.setdefault(key, (_is_cut_off(one), -ways[key], rank, one))
+    by_merit = sorted(first.values(), key=lambda entry: entry[:3])
     return tuple(one for *_, one in by_merit[:_MOST_HOLDERS])
+
+
+def _is_cut_off(holder: Holder) -> bool:
+    unowned = holder.links[0].unowned if holder.links else None
+    return unowned is not None and unowned.cut_off

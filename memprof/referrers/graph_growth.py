@@ -81,7 +81,7 @@ def _span(nodes: set[object]) -> tuple[int, int]:
 def _nodes(start: object, deadline: Deadline) -> set[object]:
     visited = {start}
     queue = deque([start])
-    most = most_nodes(_MOST_NODES)
+    most = min(_MOST_NODES, most_nodes(2 * _MOST_NODES) // 2)
     while queue and len(visited) < most:
         for node, _ in queue.popleft().next_functions:  # type: ignore[attr-defined]
             if node is not None and node not in visited:

@@ -77,7 +77,7 @@ class Suspect:
     first_step: int
     last_step: int
     targets: tuple[Target, ...]
-    """Keys of members whose holders speak for all: from the middle, the oldest, a young one."""
+    """Keys of members whose holders speak for all: from the middle, the oldest, young ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +238,9 @@ def _largest(living: Living, group: _StackGroup) -> list[int]:
 
 
 def _spread(rows: Ints) -> list[int]:
-    """Middle, oldest, and one of the youngest quarter: what they have in common is the holder."""
+    """Middle, oldest, one of the youngest quarter, and the youngest.
+
+    What they have in common is the holder. In a long graph only the youngest may be near it.
+    """
     last = len(rows) - 1
-    return [int(rows[at]) for at in (last // 2, 0, last - last // 4)]
+    return [int(rows[at]) for at in (last // 2, 0, last - last // 4, last)]

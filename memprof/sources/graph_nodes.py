@@ -56,7 +56,10 @@ def keeps_node_objects() -> bool:
 
 
 def most_nodes(wanted: int) -> int:
-    """How many of ``wanted`` nodes may be looked at now; 0 where too many were, and live still."""
+    """How many of ``wanted`` nodes may be looked at now; 0 where too many were, and live still.
+
+    The more there were, the fewer may be: a later walk is left something by an earlier one.
+    """
     global _count, _count_again_s  # noqa: PLW0603 - objects of nodes are a process's
     if not keeps_node_objects():
         return wanted
@@ -65,7 +68,8 @@ def most_nodes(wanted: int) -> int:
         _count = _living_nodes()
         if _count >= longest:
             _count_again_s = time.monotonic() + _COUNTS_EVERY_S
-    return min(wanted, longest) if _count < longest else 0
+    left = max(0, 2 * longest - _count)
+    return min(wanted, (left + 1) // 2)
 
 
 def note_nodes(count: int) -> None:

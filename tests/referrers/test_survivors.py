@@ -60,7 +60,7 @@ def growing(run):
 def test_survivors_of_three_steps_are_suspects():
     found = suspects(columns([Storage(k, k) for k in range(5)]), label_of, step=6)
     assert [(s.births, s.count, s.bytes) for s in found] == [(5, 5, 500)]
-    assert found[0].targets == (2, 0, 3)
+    assert found[0].targets == (2, 0, 3, 4)
 
 
 def test_tensors_of_the_last_two_steps_are_not_survivors():
@@ -98,10 +98,10 @@ def test_suspects_come_by_births_then_bytes_then_the_first_of_them():
     ]
 
 
-def test_targets_of_a_suspect_are_its_middle_its_oldest_and_a_young_one():
+def test_targets_of_a_suspect_are_its_middle_its_oldest_and_two_young_ones():
     living = [Storage(100 + made, made, size=made) for made in (7, 1, 5, 3, 9, 0, 8, 2)]
     (found,) = suspects(columns(living), label_of, step=20)
-    assert found.targets == (103, 100, 108)
+    assert found.targets == (103, 100, 108, 109)
     assert (found.label, found.count, found.bytes) == (9, 8, 35)
     assert suspects(columns([]), label_of, step=20) == []
 
@@ -112,7 +112,7 @@ def test_much_of_one_size_without_a_stack_is_the_first_suspect():
     others = [Storage(50 + k, k, stack=1) for k in range(5)]
     found = suspects(columns([*others, *batches]), label_of, step=12)
     assert [(s.stack, s.births, s.bytes) for s in found] == [(EMPTY, 8, 3200), (1, 5, 500)]
-    assert found[0].targets == (3, 0, 6)
+    assert found[0].targets == (3, 0, 6, 7)
     assert [s.stack for s in suspects(columns([*others, *batches[1:]]), label_of, step=12)] == [1]
     large = Storage(99, 0, stack=2, size=10_000)
     found = suspects(columns([*others, *batches, large]), label_of, step=12)
@@ -203,6 +203,45 @@ def test_nothing_is_kept_alive_by_looking(tmp_path):
     finally:
         if collecting:
             gc.enable()
+
+
+BALANCED = """
+from tests.unhurried import lift_limits
+lift_limits()
+import sys, memprof, torch
+
+class Balanced(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(64, 64))
+        self.register_buffer("share", torch.zeros(64))
+
+    def forward(self, x):
+        for _ in range(300):
+            x = (x @ self.weight).tanh()
+        self.share = 0.9 * self.share + 0.1 * x.softmax(-1).mean(0)
+
+def main():
+    model = Balanced()
+    with memprof.track(sys.argv[1], sources=["cpu"], allowance_s=60) as tracker:
+        for _ in range(40):
+            model(torch.ones(8, 64))
+            tracker.step()
+
+main()
+"""
+
+
+def test_of_a_graph_too_long_to_be_walked_whole_the_youngest_end_tells_the_holder(tmp_path):
+    # Each step has 600 nodes and more, and a walk may go to 10,000 where the stack is of 8 MiB.
+    done = forks.run(BALANCED, tmp_path / "run.json")
+    assert done.returncode == 0, done.stderr
+    found = growing(memprof.load(tmp_path / "run.json"))
+    largest = max(found, key=lambda one: one.bytes)  # what is saved on the way, and no input
+    of_line = [one for one in found if one.stack == largest.stack]
+    assert len(of_line) > 2
+    for one in of_line:
+        assert "buffer `share`" in one.holders[0].description
 
 
 CHAIN = """

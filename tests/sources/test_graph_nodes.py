@@ -131,6 +131,29 @@ def test_a_walk_is_as_long_as_a_stack_allows_and_living_nodes_count() -> None:
         time.sleep(0.05)
 
 
+_WALKS = """
+from memprof.sources.graph_nodes import longest_walk, most_nodes, note_nodes
+
+longest = longest_walk()
+most = []
+for _ in range(3):
+    most.append(most_nodes(10**9))
+    note_nodes(longest // 3)
+print(longest, *most)
+"""
+
+
+def test_a_walk_leaves_something_for_the_next_one() -> None:
+    if not keeps_node_objects():
+        return
+    done = subprocess.run(
+        [sys.executable, "-c", _WALKS], check=True, capture_output=True, text=True
+    )
+    longest, *most = map(int, done.stdout.split())
+    left = [2 * longest - walk * (longest // 3) for walk in range(3)]
+    assert most == [(one + 1) // 2 for one in left]
+
+
 def test_nodes_are_told_from_other_objects() -> None:
     assert is_node_type(type((torch.zeros(1, requires_grad=True) * 2).grad_fn))
     assert not is_node_type(torch.Tensor)
