@@ -291,8 +291,8 @@ class Searches:
 def _in_common(answers: Sequence[tuple[Holder, ...]]) -> tuple[Holder, ...]:
     """The holders of several tensors, those of most of them first; each way of holding once.
 
-    Of a tensor for which time or the nodes that may be looked at were too few nothing is known: what
-    holds another one comes first. The youngest end of a long graph is near its holder.
+    Of a tensor whose search was cut off nothing is known: what holds another one comes first. In a
+    long graph the youngest one is near its holder.
     """
     ways = Counter(key for answer in answers for key in {way(one.links) for one in answer})
     first: dict[tuple[Hashable, ...], tuple[bool, int, int, Holder]] = {}

@@ -304,3 +304,38 @@ def test_losses_of_one_graph_are_added_up(tmp_path):
     assert (first.fix, second.fix) == ("no_retain_graph", "del_ref")
     assert first.code.endswith("* loss).backward(retain_graph=True)")
     assert "add the losses up" in first.why
+
+
+def gradients_of_each(model, losses):
+    """Surgery on gradients needs those of each task for themselves."""
+    of_tasks = []
+    for loss in losses.values():
+        loss.backward(retain_graph=True)
+        of_tasks.append(torch.cat([one.grad.flatten() for one in model.parameters()]))
+        for one in model.parameters():
+            one.grad = None
+    return torch.stack(of_tasks).mean(0)
+
+
+def of_tasks_apart():
+    model, _ = job()
+
+    def step(number):
+        outputs = model(torch.randn(512, 64))
+        losses = {"size": outputs.square().mean(), "sum": outputs.sum(1).square().mean()}
+        gradients_of_each(model, losses)
+        HELD.update(losses)
+
+    return step
+
+
+def test_where_the_gradients_of_each_loss_are_read_the_last_pass_alone_frees_the_graph(tmp_path):
+    found = next(
+        one
+        for one in findings_of(of_tasks_apart, tmp_path / "run.json")
+        if one.rule == "retained-graph"
+    )
+    HELD.clear()
+    first = found.remedies[0]
+    assert (first.fix, first.code) == ("no_retain_graph", "loss.backward(retain_graph=True)")
+    assert "`retain_graph=i < len(losses) - 1`" in first.why

@@ -137,11 +137,16 @@ class RetainedGraph(WasteRule[Retained]):
         why = f"{nbytes} of activations outlive the backward pass, held by the loss or the output."
         dropped = Advice("del_ref", why, case.site)
         if not match.is_within_step and calling is not None and _is_of_losses(calling, case):
+            what_to_do = (
+                "retain it only while another round follows (`retain_graph=i < len(losses) - 1`, "
+                "of an `enumerate`)"
+                if _reads_each(calling)
+                else "add the losses up, and call `backward()` once, without `retain_graph`"
+            )
             yield Advice(
                 "no_retain_graph",
                 "Each round of the loop goes backward through a graph that was made before it, and "
-                "the last leaves it whole: add the losses up, and call `backward()` once, without "
-                "`retain_graph`.",
+                f"the last leaves it whole: {what_to_do}.",
                 calling,
             )
             requests = []
@@ -169,19 +174,33 @@ def _is_carried(window: Window, rows: Ints, row: int) -> bool:
 
 def _asks(calling: Place) -> bool:
     """Whether a statement goes backward and retains the graph."""
-    calls = calls_in(calling.statement, "backward")
+    calls = calls_in(calling.statement, "backward", "grad")
     return any(keyword(call, "retain_graph") is not None for call in calls)
 
 
 def _is_of_losses(calling: Place, case: Case) -> bool:
-    """Whether a loop goes backward from what it goes over, through graphs made before the loop."""
+    """Whether a loop goes backward from what it goes over, through graphs made before the loop.
+
+    Or made in no statement of the function around it, which is given the losses.
+    """
     loop = calling.loop
     if not isinstance(loop, (ast.For, ast.AsyncFor)) or not _asks(calling):
         return False
     turns = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
     made_at = [place.line for _, place in case.frames if place.scope is calling.scope]
-    is_before = bool(made_at) and max(made_at) < loop.lineno
+    is_before = all(line < loop.lineno for line in made_at)
     return is_before and bool(turns & loaded_names(calling.statement))
+
+
+def _reads_each(calling: Place) -> bool:
+    """Whether a loop around a backward pass reads the gradients of each round."""
+    if calls_in(calling.statement, "grad"):
+        return True
+    loop = calling.loop
+    return loop is not None and any(
+        isinstance(node, ast.Attribute) and node.attr == "grad" and isinstance(node.ctx, ast.Load)
+        for node in ast.walk(loop)
+    )
 
 
 def _ends_of(window: Window, ends: Ints, line: Frame | None) -> Ints:
