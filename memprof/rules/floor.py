@@ -49,10 +49,9 @@ _LEAST_GROWTH, _STEPS = 1 << 20, 1000
 """Bytes that growth must come to over the run, or over so many steps, and below that at least
 `_GROWN` of the peak by now."""
 _SMALL_GROWTH = 8 << 20
-"""Bytes that growth comes to below which they must be `_GROWN` of the peak as well."""
+"""Bytes that growth comes to below which they must be `_GROWN` of the peak as well; so must they
+where nothing is known to hold it, as then there is nothing to do about it either."""
 _GROWN = 0.01
-_UNSURE = 0.5
-"""Confidence in growth that nothing is known to hold, below which little of it is no headline."""
 _TINY = 64 << 10
 """Bytes over as many steps, below which it is nearly nothing: numbers of a few bytes."""
 _OF_RESULTS = frozenset(
@@ -142,8 +141,7 @@ def _comes_to_nothing(finding: RuleFinding, examination: Examination) -> bool:
     is_little = finding.bytes < _LEAST_SHARE * device.peak_allocated and total < _ON_HOST
     if device.name == "cpu" and is_little and _is_moved_to_host(finding):
         return True
-    is_nameless = not any(one.is_named for one in finding.holders)
-    if is_nameless and finding.confidence < _UNSURE:
+    if not any(one.is_named for one in finding.holders):
         return finding.bytes < share and total < _SMALL_GROWTH
     return finding.bytes < share and total < max(_LEAST_GROWTH, min(_SMALL_GROWTH, share))
 

@@ -35,6 +35,8 @@ SMALL_PART = 0.25
 and a larger view is not what keeps much alive where a graph does."""
 _MOSTLY = 0.5
 """Of what grows, that is shown: then a clone of each view frees little."""
+_LITTLE = 0.05
+"""Of what grew, that views of a holder keep whole: it does not grow by these."""
 _MANY_TIMES = 16
 """What there was at the peak of the window: after it there may be much more."""
 _MOST_HOLDERS = 3
@@ -92,6 +94,8 @@ def small_view(case: Case) -> PartOfStorage | None:
                 view_bytes, whole = link.shown_bytes, link.storage_bytes
                 if by_graph and case.finding.bytes_per_step >= _FAR_MORE * whole:
                     return None
+                if _keeps_little(holder, case, whole):
+                    break
                 if not 0 < view_bytes < whole or _is_shared_out(case, whole):
                     return None
                 if _show_all_together(holder, case, view_bytes, whole):
@@ -127,6 +131,16 @@ def _show_all_together(holder: Holder, case: Case, view_bytes: int, storage_byte
     share_storages = whole_bytes > _MANY_TIMES * most
     kept_bytes = case.finding.bytes if share_storages else max(case.finding.bytes, whole_bytes)
     return places_in(holder) * view_bytes > _MOSTLY * kept_bytes
+
+
+def _keeps_little(holder: Holder, case: Case, storage_bytes: int) -> bool:
+    """Whether all such views of a container, or of a further holder, keep little of what grew.
+
+    What holds most of it is to be let go of: a prepared model, say, and beside it a row of data.
+    """
+    places = places_in(holder)
+    is_told = bool(places) or holder is not case.finding.holders[0]
+    return is_told and max(1, places) * storage_bytes < _LITTLE * case.finding.bytes
 
 
 def _is_shared_out(case: Case, storage_bytes: int) -> bool:

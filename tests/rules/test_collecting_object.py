@@ -206,3 +206,30 @@ def test_what_a_wrapper_is_to_call_is_no_forgotten_call(tmp_path):
     assert found.bytes_per_step == WIDTH * WIDTH * 4
     assert (first.fix, first.code) == ("clear_container", "self.stack.callback(buffer.zero_)")
     assert "call `self.stack.close()` or `self.stack.pop_all()` now and then" in first.why
+
+
+class Fit:
+    def __init__(self, tracker):
+        self.tracker = tracker
+
+    def epoch(self):
+        self.tracker.train()
+        self.tracker.increment()
+        for _ in range(4):
+            self.tracker.update(torch.zeros(WIDTH, WIDTH))
+
+
+def test_a_copy_for_each_epoch_is_told_by_the_call_that_makes_it(tmp_path, library):
+    def program():
+        scores = library("scores")
+        fit = Fit(scores.Tracker(scores.Values()))
+
+        def step(number):
+            fit.epoch()
+
+        return step
+
+    (found,) = findings_of(program, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (first.rule, first.fix) == ("collecting-object", "clear_container")
+    assert first.code == "self.tracker.increment()"

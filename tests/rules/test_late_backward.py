@@ -431,3 +431,35 @@ def resetting():
 
 def test_a_state_that_begins_anew_now_and_then_joins_them_as_well(tmp_path):
     assert "late-backward" not in names(resetting, tmp_path / "run.json")
+
+
+class Manually:
+    """As a module of Lightning goes backward that steps its optimizers itself."""
+
+    def __init__(self):
+        self.net = model()
+
+    def manual_backward(self, loss):
+        loss.backward()
+
+    def terms_of(self, x):
+        out = self.net(x)
+        return {"square": out.square().mean(), "sum": out.sum(1).square().mean()}
+
+    def step(self, number):
+        terms = {"square": 0.0, "sum": 0.0}
+        for part in torch.randn(1024, 64).split(256):
+            for name, value in self.terms_of(part).items():
+                terms[name] = terms[name] + value / 4
+        self.manual_backward(terms["square"] + 0.1 * terms["sum"])
+        self.net.zero_grad()
+
+
+def test_what_a_loop_goes_over_is_computed_before_its_body_runs(tmp_path):
+    found = next(
+        one
+        for one in findings_of(lambda: Manually().step, tmp_path / "run.json")
+        if one.rule == "late-backward"
+    )
+    assert found.match.passes == 4
+    assert found.remedies[0].code == "terms[name] = terms[name] + value / 4"

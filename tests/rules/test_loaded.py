@@ -61,7 +61,12 @@ def test_all_that_was_loaded_is_there_and_its_name_is_told(tmp_path):
     assert loaded.bytes == 4 * 192 * 192 * 4
     assert not loaded.match.passing
     first, second = loaded.remedies
-    assert first.why == "Drop `checkpoint` once the model has been filled from it."
+    assert first.why == (
+        "`step` reads `checkpoint['epoch']` later, and keeps all of `checkpoint` for that: put "
+        "what it reads into variables of their own before it, and drop `checkpoint` once the model "
+        "has been filled from it."
+    )
+    assert first.code == 'return checkpoint["epoch"] + number'
     assert (second.fix, second.saves_bytes, second.peak_before) == ("map_location_cpu", 0, -1)
     assert '+    checkpoint = torch.load(checkpoint_file(), map_location="cpu")' in second.patch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from memprof.source_code.program import (
     calls_in,
 )
 from memprof.source_code.scopes import qualified_name
+from memprof.source_code.verbs import RELEASING
 
 __all__ = ["RULE", "curve_of"]
 
@@ -47,6 +49,11 @@ _OTHERS = (
 )
 """Ends of the names of others of torchmetrics' that have such lists."""
 _THRESHOLDS = 200
+_LEAST_PARTS = 2
+_OF_ANY_MODULE = frozenset(
+    ("cpu", "cuda", "double", "eval", "float", "half", "share_memory", "train", "zero_grad")
+)
+"""Methods without an argument that every module has; they add nothing."""
 _MOST_RELEASES = 2
 """Of more methods it is not known which of them empties the container."""
 
@@ -74,6 +81,8 @@ class Collector(Cause):
     """Looks saw the container become longer, and nothing says how the program gets there."""
     receiver: str = ""
     """The object as the statement writes it."""
+    parts: int = 0
+    """Parts of the object that have such a container each, one more after each call."""
 
 
 class CollectingObject(GrowthRule[Collector]):
@@ -91,6 +100,9 @@ class CollectingObject(GrowthRule[Collector]):
         """
         if any(growing(place) for place in case.places):
             return None
+        of_parts = _by_parts(case)
+        if of_parts is not None:
+            return of_parts
         if case.of_model:
             return _by_name(case) or _by_length(case)
         return (
@@ -105,6 +117,15 @@ class CollectingObject(GrowthRule[Collector]):
 
     def advice(self, cause: Collector, case: Case) -> Iterator[Advice]:
         """Give it tensors without their graphs, where those are most of it; empty it."""
+        if cause.parts:
+            yield Advice(
+                "clear_container",
+                f"`{cause.call}()` gives `{cause.receiver}` one part more ({cause.parts}), "
+                f"and each keeps what it has collected in `{cause.container}`: do without it, and "
+                "keep the numbers that were computed.",
+                cause.place,
+            )
+            return
         if cause.receiver and case.graph and case.kept_itself <= _MOSTLY:
             yield Advice(
                 "detach",
@@ -283,6 +304,46 @@ def _emptying(cause: Collector) -> str:
     if not cause.releases:
         return "empty it when its result is done with (`reset()`, `clear()`)"
     return f"call {_releases(cause)} when its result is done with"
+
+
+def _by_parts(case: Case) -> Collector | None:
+    """The call that gives an object one part more, where parts by number hold what grows.
+
+    ``self.tracker.increment()``: it is given nothing, nothing is read of it, it empties nothing.
+    """
+    numbers: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for holder in case.finding.holders:
+        owner, container, _ = _collected_in(holder)
+        at = next((at for at, one in enumerate(holder.links) if one.kind == LinkKind.ITEM), 0)
+        names = ".".join(link.name for link in holder.links[:at]).split(".") if owner else []
+        place = next((at for at, name in enumerate(names) if name.isdigit()), 0)
+        if place:
+            numbers[names[place - 1], container].add(int(names[place]))
+    for (owner, container), different in numbers.items():
+        if len(different) < _LEAST_PARTS:
+            continue
+        for program in case.programs:
+            for node in program.nodes:
+                call = node.value if isinstance(node, ast.Expr) else None
+                adds = isinstance(call, ast.Call) and not list(arguments(call))
+                function = call.func if adds and isinstance(call, ast.Call) else None
+                if not isinstance(function, ast.Attribute) or _adds_nothing(function.attr):
+                    continue
+                receiver = ast.unparse(function.value)
+                if last_name(receiver) == owner:
+                    return Collector(
+                        program.place(node),
+                        ast.unparse(function),
+                        owner,
+                        container,
+                        receiver=receiver,
+                        parts=max(different) + 1,
+                    )
+    return None
+
+
+def _adds_nothing(method: str) -> bool:
+    return method in _OF_ANY_MODULE or method.partition("_")[0] in RELEASING
 
 
 def _by_call(case: Case) -> Collector | None:

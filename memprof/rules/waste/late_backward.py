@@ -28,7 +28,7 @@ from memprof.views.window import Window
 
 __all__ = ["RULE"]
 
-_LEARNING = ("backward", "grad")
+_LEARNING = ("backward", "grad", "manual_backward")
 _DEEPEST = 2
 """Calls of functions of the program between a loop and a backward pass."""
 
@@ -221,7 +221,9 @@ def _goes_on(place: Place, loop: ast.AST) -> bool:
 
 
 def _added_part(statement: ast.stmt) -> ast.AST:
-    """``loss(x)`` of ``total = total + loss(x)``; any other statement as it is."""
+    """``loss(x)`` of ``total = total + loss(x)``, what a loop goes over; else the statement."""
+    if isinstance(statement, (ast.For, ast.AsyncFor)):
+        return statement.iter  # its body runs after what it calls there
     added = added_by(statement) if isinstance(statement, ast.Assign) else None
     if added is None or not _collecting(statement):
         return statement

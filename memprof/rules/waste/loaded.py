@@ -13,6 +13,7 @@ from memprof.rules.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS, outlive_steps
 from memprof.rules.references import advice_on_exceptions, advice_on_views
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.enclosed_reads import enclosed_read
 from memprof.source_code.idioms import growing
 from memprof.source_code.last_reads import reads_again
 from memprof.source_code.lasting_names import Binding, first_binding
@@ -196,6 +197,14 @@ def _drop(match: LoadedCheckpoint, place: Place | None, case: Case) -> Advice:
     used = (
         "as soon as it has been used" if match.passing else "once the model has been filled from it"
     )
+    read = enclosed_read(place, match.name) if place is not None and match.name else None
+    if read is not None:
+        parts = " and ".join(f"`{one}`" for one in read.parts[:2])
+        why = (
+            f"{read.function} reads {parts} later, and keeps all of {what} for that: put what it "
+            f"reads into variables of their own before it, and drop {what} {used}."
+        )
+        return Advice("del_ref", why[0].upper() + why[1:], read.place, saving=match.dropped)
     return Advice("del_ref", f"Drop {what} {used}.", place, saving=match.dropped)
 
 
