@@ -79,7 +79,8 @@ History:
     1.13 `batch_sizes`: how many rows models are called with (2026-11)
     1.14 `last_reads`: where operators read large tensors last, and how much of them;
          `overlap_copies`: what is computed of views that show memory several times; the footer says
-         whether the program was over (2026-11)
+         whether the program was over; a `Link` says of a function's cache whether it was ever of
+         use (2026-11)
 """
 
 

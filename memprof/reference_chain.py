@@ -203,6 +203,8 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of an optimizer: states of parameters that none of its groups has any more."""
     keeps_own_key: bool = False
     """Of an entry under a weak key: its value refers to the key, which so never ends."""
+    was_never_hit: bool = False
+    """Of a function's cache: it was asked with tensors, and has never had an answer."""
 
     @property
     def is_keyed_by_tensor(self) -> bool:

@@ -22,7 +22,7 @@ def compile_into(folder: Path) -> None:
     from torch.utils.cpp_extension import BuildExtension, CppExtension
 
     headers = _cuda_headers()
-    parts = ["module.cpp", "calls.cpp", "cpu.cpp", *(["cuda.cpp"] if headers else [])]
+    parts = ["module.cpp", "calls.cpp", "cpu.cpp", "reads.cpp", *(["cuda.cpp"] if headers else [])]
     extension = CppExtension(
         NAME,
         [str(_FOLDER / part) for part in parts],

@@ -5,7 +5,8 @@
 // graphs, other threads. Nothing of autograd is changed, and no code of the program is run from here.
 //
 // Rules of this file:
-//  * The interpreter's lock is never waited for while `mutex` is held.
+//  * The interpreter's lock is never waited for while `mutex` is held. Of others only that of
+//    `reads.cpp` is taken under it.
 //  * A thread that Python does not know (of OpenMP, of another library) is never made to wait for
 //    the interpreter: whoever holds its lock may be waiting for that thread. It has no stack.
 //  * A stack is read without running Python code: no object is made that the collector counts, and
@@ -14,6 +15,7 @@
 //    it only passes on.
 
 #include "blocks.h"
+#include "reads.h"
 #include "rows.h"
 #include "turns.h"
 
@@ -191,6 +193,11 @@ void write(int action, uint64_t address, int64_t size, int32_t stack, int32_t ta
   const Here& at = here();
   rows.push_back({now_ns(), address, size, node, 0, action, stack, at.label, task, at.epoch,
       at.thread, -1, 0, 0, 0});
+  if (action == kAlloc) {
+    block_came(kCpu, address, size, bytes);
+  } else {
+    block_went(kCpu, address);
+  }
   wake_if_many(rows.size());
 }
 

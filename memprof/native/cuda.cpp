@@ -5,10 +5,12 @@
 // by torch before it took that lock, if the recorder is on with `context="alloc"`.
 //
 // Rules of this file:
-//  * `tracker` never takes the interpreter's lock and runs none of the program's code.
+//  * `tracker` never takes the interpreter's lock and runs none of the program's code. Under its own
+//    lock it takes that of `reads.cpp` alone.
 //  * Stacks that torch gathered are given back with the interpreter's lock held, in `take` and `end`.
 //  * torch has no way to take a tracker back: after `end` it looks at one flag and returns.
 
+#include "reads.h"
 #include "rows.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -123,6 +125,11 @@ void tracker(const Entry& entry) {
       node, reinterpret_cast<uint64_t>(entry.stream_), static_cast<int32_t>(entry.action_), context,
       at.label, task, at.epoch, at.thread, static_cast<int32_t>(entry.device_),
       pool_row(pool_of(entry, 0)), metadata_row(metadata_of(entry, 0)), 0});
+  if (is_alloc) {
+    block_came(rows.back().device, rows.back().address, rows.back().size, 0);
+  } else if (entry.action_ == Entry::FREE_REQUESTED) {
+    block_went(rows.back().device, rows.back().address);
+  }
   wake_if_many(rows.size());
 }
 

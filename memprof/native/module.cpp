@@ -1,5 +1,6 @@
 // The Python module `memprof_native`: functions of all parts, of CUDA's where torch has it.
 
+#include "reads.h"
 #include "rows.h"
 
 #include <pthread.h>
@@ -107,6 +108,7 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "memprof_native", nullptr, -1, 
 void in_child() {
   alarm = new Alarm;
   cpu_in_child();
+  reads_in_child();
 #ifdef MEMPROF_CUDA
   cuda_in_child();
 #endif
@@ -155,6 +157,7 @@ PyMODINIT_FUNC PyInit_memprof_native(void) {
   std::call_once(once, [] { pthread_atfork(nullptr, nullptr, &memprof::in_child); });
   PyObject* module = PyModule_Create(&memprof::definition);
   if (module == nullptr || PyModule_AddFunctions(module, memprof::cpu_methods) < 0 ||
+      PyModule_AddFunctions(module, memprof::reads_methods) < 0 ||
       PyModule_AddFunctions(module, memprof::calls_methods) < 0) {
     return nullptr;
   }

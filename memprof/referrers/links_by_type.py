@@ -20,6 +20,7 @@ __all__ = ["PROBES", "LruCache", "function_link", "in_code", "lru_link", "may_ap
 
 LruCache = type(functools.lru_cache(maxsize=1)(int))
 
+_MOST_DECORATORS = 8
 _branch: object = itertools.tee(())[0]
 KEEPING_ITERATORS: tuple[type, ...] = (itertools.cycle, type(_branch))
 """Types of iterators that keep what they have passed on."""
@@ -61,13 +62,37 @@ def function_link(
 
 def lru_link(cache: object) -> Link:
     """The link to what an ``lru_cache`` keeps, with the function and how full it is."""
-    function = (instance_dict(cache) or {}).get("__wrapped__")
-    if type(function) is types.FunctionType:
+    function = _unwrapped(cache)
+    if function is not None:
         info = LruCache.cache_info(cache)  # type: ignore[arg-type]
         limit = -1 if info.maxsize is None else info.maxsize
         one = in_code(LinkKind.LRU_CACHE, qualified_name(function), function)
-        return msgspec.structs.replace(one, length=info.currsize, limit=limit)
+        never_hit = info.misses > 1 and not info.hits and _is_asked_with_tensors(cache)
+        return msgspec.structs.replace(
+            one, length=info.currsize, limit=limit, was_never_hit=never_hit
+        )
     return Link(LinkKind.LRU_CACHE, "", "lru_cache")
+
+
+def _unwrapped(cache: object) -> types.FunctionType | None:
+    """The function below the cache, and below decorators as ``torch.no_grad()`` that wrap it."""
+    inner = (instance_dict(cache) or {}).get("__wrapped__")
+    function = None
+    for _ in range(_MOST_DECORATORS):
+        if type(inner) is not types.FunctionType:
+            break
+        function, inner = inner, inner.__dict__.get("__wrapped__")
+    return function
+
+
+def _is_asked_with_tensors(cache: object) -> bool:
+    """Whether a tensor is among the arguments of a call that the cache remembers."""
+    for entries in gc.get_referents(cache):
+        if type(entries) is dict:
+            key = next((key for key in entries if type(key) is tuple), ())
+            if any(is_tensor_type(type(argument)) for argument in key):
+                return True
+    return False
 
 
 def _probe_lru(owner: object, _value: object) -> Link | None:

@@ -18,11 +18,11 @@ __all__ = ["is_bare_state", "recording_gaps"]
 
 _DRIVER = "nvml"
 """The source that asks the driver of cards, of which a run on the CPU alone has none to miss."""
-_UNREAD = (
-    "what operators read was not seen, so waste that shows in it is not told; a recording with "
-    "MEMPROF_NATIVE=0 sees it"
+_VALUES = (
+    "values of tensors and what becomes of results were not seen, so waste that shows in them is "
+    "not told; a recording with MEMPROF_NATIVE=0 sees them"
 )
-"""torch's allocator knows who asks for memory, and not who reads it."""
+"""torch's allocator knows who asks for memory; what operators read is observed beside that."""
 
 
 def recording_gaps(examination: Examination) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ def _of_device(device: DeviceExamination, run: Run) -> list[str]:
     if events and is_subject and recorder == "operators":
         notes.append(_within_operators(device, run))
     if events and is_subject and recorder == "allocator":
-        notes.append(_UNREAD)
+        notes.append(_VALUES)
     return notes
 
 

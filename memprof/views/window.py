@@ -234,6 +234,11 @@ class Window:
         unread[rows[rows >= 0]] = reads.read[rows >= 0]
         return unread
 
+    @property
+    def may_be_read_unseen(self) -> bool:
+        """Whether kernels that no operator starts may read its tensors: those of a card."""
+        return self.device != "cpu"
+
     @cached_property
     def part_read(self) -> npt.NDArray[np.float64]:
         """Of its bytes, that operators read, added up: 1 for all, or where that is not known."""

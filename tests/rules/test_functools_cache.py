@@ -51,6 +51,28 @@ def test_it_is_to_be_given_a_largest_size(tmp_path):
     assert left == pytest.approx(saved * 8 / found.growth.times, abs=1)
 
 
+def asked_with_tensors():
+    """A tensor is only itself, also where it has the values of another one."""
+
+    @functools.cache
+    @torch.no_grad()
+    def encoded(ids):
+        return torch.zeros(WIDTH, WIDTH) + ids.sum()
+
+    def step(number):
+        encoded(torch.tensor([1, 2, 3]))
+
+    return step
+
+
+def test_a_cache_that_never_has_an_answer_is_to_be_asked_with_values(tmp_path):
+    (found,) = findings_of(asked_with_tensors, tmp_path / "run.json", 24)
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("functools-cache", "bound_cache")
+    assert "has never had an answer" in first.why
+    assert first.code == "@functools.cache"  # and no line of the decorator's within it
+
+
 class Net(torch.nn.Linear):
     @functools.cache  # noqa: B019 - the mistake that is meant
     def positions(self, length):

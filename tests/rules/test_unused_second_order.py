@@ -186,3 +186,48 @@ def test_passes_that_the_end_of_the_recording_cut_off_count_for_the_saving(tmp_p
     first = one.remedies[0]
     assert first.fix == "no_create_graph"
     assert first.saves_bytes > 0.5 * one.match.saving.overall_before
+
+
+class Potential(nn.Module):
+    """Forces are learnt, which takes gradients of gradients, and then drive a simulation."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(64, 4 * WIDTH), nn.Tanh(), nn.Linear(4 * WIDTH, 1))
+        self.optimizer = torch.optim.SGD(self.net.parameters(), 0.01)
+
+    def forward(self, places):
+        places = places.detach().requires_grad_(True)
+        (slope,) = torch.autograd.grad(self.net(places).sum(), places, create_graph=True)
+        return -slope
+
+    def fit(self, places):
+        self.optimizer.zero_grad()
+        self(places).square().mean().backward()
+        self.optimizer.step()
+
+
+def simulation():
+    potential, state = Potential(), {}
+
+    def step(number):
+        if number < 4:
+            potential.fit(torch.randn(16, 64))
+        elif number == 4:
+            state["forces"] = potential(torch.randn(1024, 64)).detach()
+        else:
+            state["forces"] = potential(torch.randn(1024, 64) + state["forces"]).detach()
+
+    return step
+
+
+def test_forces_that_are_kept_are_not_the_graph_that_made_them(tmp_path):
+    """A simulation's first call stands by itself, and what it returned is there for the second."""
+    found = next(
+        one
+        for one in findings_of(simulation, tmp_path / "run.json", 16)
+        if one.rule == "unused-second-order"
+    )
+    (remedy,) = found.remedies
+    # Of two layers the pass keeps what the first returned, its derivative and their products.
+    assert remedy.saves_bytes > 1024 * 4 * WIDTH * 4

@@ -68,6 +68,15 @@ class FunctoolsCache(GrowthRule[FunctionCache]):
                 line,
             )
             return
+        if any(link.was_never_hit for link in cause.holder.links):
+            yield Advice(
+                "bound_cache",
+                "The cache is asked with tensors, which equal themselves alone, and has never had "
+                "an answer: key it by what tells them apart (a text, a number, "
+                "`tuple(ids.tolist())`), with a largest size, or do without it.",
+                cause.place,
+                line,
+            )
         size, entries = _size(case), case.finding.growth.times
         yield Advice(
             "bound_cache",

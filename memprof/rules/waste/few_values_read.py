@@ -121,7 +121,8 @@ def _match(window: Window, statement: Statement, results: Ints) -> FewValues | N
         rows=every,
         nbytes=nbytes,
         saving=saving,
-        tentative=handed_outside(window.user_frames(window.stack(row)), reader),
+        tentative=window.may_be_read_unseen
+        or handed_outside(window.user_frames(window.stack(row)), reader),
         part=part,
         reader=reader,
     )

@@ -29,8 +29,8 @@ _LEAST_PAIRS = 15
 """Pairs at the peak: with fewer there is little to gain."""
 _LEAST_SHARE = 0.2
 """Of the peak."""
-_FEW_PAIRS = 40
-"""Where the program itself says how many: that many may well be meant."""
+_FEW_PAIRS, _DEFAULT = 40, 100
+"""Where the program says how many: that many are meant; and more, up to the default, may be."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +64,7 @@ class LbfgsHistory(WasteRule[History]):
         ):
             return
         pairs = _vectors(window, there) // 2
-        if pairs <= _FEW_PAIRS + 1 and _asks_for_few(window):  # one more as another comes
+        if pairs <= _FEW_PAIRS + 1 and _asks_for_few(window, _FEW_PAIRS):  # one more: it comes
             return
         rows, ends = _beyond(window, np.flatnonzero(kept))
         yield History(
@@ -73,6 +73,7 @@ class LbfgsHistory(WasteRule[History]):
             nbytes=nbytes,
             saving=window.replayed(window.ended_at(rows, ends)),
             pairs=pairs,
+            tentative=_asks_for_few(window, _DEFAULT - 1),
         )
 
     def title(self, match: History) -> str:
@@ -98,15 +99,15 @@ class LbfgsHistory(WasteRule[History]):
         yield Advice("history_size", why, place, patch=patch)
 
 
-def _asks_for_few(window: Window) -> bool:
-    """Whether the program says how many pairs are kept, and not more than that."""
+def _asks_for_few(window: Window, most: int) -> bool:
+    """Whether the program says how many pairs are kept, and never more than ``most``."""
     sizes = [
         size
         for call, _ in optimizers_made(window.programs, (_CLASS,))
         if (size := keyword(call, "history_size")) is not None
     ]
     written_out = [one.value for one in sizes if isinstance(one, ast.Constant)]
-    few = [one for one in written_out if isinstance(one, int) and one <= _FEW_PAIRS]
+    few = [one for one in written_out if isinstance(one, int) and one <= most]
     return bool(sizes) and len(few) == len(written_out)
 
 

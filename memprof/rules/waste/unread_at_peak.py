@@ -190,7 +190,7 @@ def _match(window: Window, unread: Bools, rows: Ints, peak: int) -> UnreadTensor
         rows=every,
         nbytes=int(lives.size[rows].sum()),
         saving=saving,
-        tentative=reads_outside_torch(window.programs),
+        tentative=window.may_be_read_unseen or reads_outside_torch(window.programs),
         last=last_line or _user_line(window, last),
         until=_user_line(window, _next_allocation(window, int(lives.free[row]))),
         variable=variable,

@@ -55,6 +55,8 @@ class UnreadGradients(Match):
     """Where the program asks for gradients of data, and the name of that; None: of a model's."""
     made_at: Place | None = None
     """The statement that makes their parameters, in modules that have others which are trained."""
+    path: str = ""
+    """Of the module that they all are or lie below; empty for none."""
 
 
 class UnusedGradients(WasteRule[UnreadGradients]):
@@ -115,6 +117,7 @@ class UnusedGradients(WasteRule[UnreadGradients]):
             is_within=_runs_within(window, own_graph, [paths[m] for m in training_modules if m]),
             call=own_graph.call,
             asked=asked,
+            path=common_module(names),
         )
 
     def title(self, match: UnreadGradients) -> str:
@@ -156,11 +159,10 @@ class UnusedGradients(WasteRule[UnreadGradients]):
         if match.called_at is not None:
             site = case.place_at(match.called_at.filename, match.called_at.line) or site
         patch = "" if match.within_model or site is None else _cut_from_training(case, site)
-        optimizers = [place for _, place in optimizers_made(case.programs)]
         frozen = Advice(
             "freeze_params",
             f"If these are not trained, `requires_grad_(False)`: {why}.",
-            optimizers[0] if match.within_model and len(optimizers) == 1 else site,
+            (_where_chosen(match, case) if match.within_model else None) or site,
         )
         if patch:
             yield Advice("detach", f"Cut it off here: {why}.", site, patch=patch)
@@ -291,6 +293,26 @@ def _runs_within(window: Window, own: OwnGraph, trained: Collection[str]) -> boo
         and any(f"{one}.".startswith(f"{around}.") for one in trained)
         and not any(f"{one}.".startswith(f"{part}.") for one in trained)
     )
+
+
+def _where_chosen(match: UnreadGradients, case: Case) -> Place | None:
+    """Where a program decides that a part is not trained: its one call of ``part.eval()``.
+
+    Or of what the part lies in. Else where it makes its one optimizer.
+    """
+    parts = match.path.split(".")[1:]
+    evaluating = [
+        place
+        for program in case.programs
+        for call in calls_in(program.tree, "eval")
+        if isinstance(call.func, ast.Attribute)
+        and isinstance(call.func.value, ast.Attribute)
+        and call.func.value.attr in parts
+        and (place := program.place(call)) is not None
+    ]
+    optimizers = [place for _, place in optimizers_made(case.programs)]
+    places = evaluating or optimizers
+    return places[0] if len(places) == 1 else None
 
 
 def _first_upper(text: str) -> str:

@@ -22,6 +22,9 @@ __all__ = ["RULE"]
 
 _LEAST_SHARE = 0.1
 """Of the peak, that the graph has."""
+_MOSTLY = 0.9
+"""Of the bytes of a graph, after which it is gone."""
+_HALF = 0.5
 _ARGUMENT = "create_graph"
 _SAME = 1.25
 """Times as many tensors in the last pass as in the first: more is a derivative of the one before,
@@ -81,7 +84,11 @@ class UnusedSecondOrder(WasteRule[SecondOrder]):
                 if other[:1] == way[:1] and other != way:
                     own = _graph_of(window, frames, other, stays)
                     of_step = _of_one_step(window, own, of_other)
-                    if len(of_step) and not _is_gone_through(window, of_step, other):
+                    if (
+                        len(of_step)
+                        and _are_left(window, of_step, other)
+                        and not _is_gone_through(window, of_step, other)
+                    ):
                         cuts.append(_ended_with_passes(window, _with_cut_off(window, own), other))
             alike = sum(one[:1] == way[:1] for one in _ways(window))
             yield SecondOrder(
@@ -166,6 +173,23 @@ def _of_one_step(window: Window, graph: Bools, of_pass: list[int]) -> Ints:
     return np.flatnonzero(graph & (window.made_in == step))
 
 
+def _are_left(window: Window, rows: Ints, way: tuple[Frame, ...]) -> bool:
+    """Whether these are most of the activations that the caller's function made in their steps.
+
+    Else a backward pass has freed most: it went through the graph.
+    """
+    lives = window.lives
+    steps = np.unique(window.made_in[rows])
+    alike = np.isin(window.made_in, steps) & (window.category == Category.ACTIVATION)
+    for stack in np.unique(lives.stack[alike]).tolist():
+        frames = tuple(window.user_frames(window.trace.stack(stack)))
+        if frames[len(frames) - len(way) + 1 :] != way[1:]:
+            alike &= lives.stack != stack
+    left = np.zeros(len(lives), dtype=bool)
+    left[rows] = True
+    return window.bytes_of(left & alike) >= _HALF * window.bytes_of(alike)
+
+
 def _mask(window: Window, rows: Ints) -> Bools:
     mask = np.zeros(len(window.lives), dtype=bool)
     mask[rows] = True
@@ -176,9 +200,12 @@ def _is_gone_through(window: Window, rows: Ints, way: tuple[Frame, ...]) -> bool
     """Whether a backward pass may read some tensors.
 
     So it is where another line runs one while they are there, or where each pass makes more than
-    the one before.
+    the one before. Until most of their bytes are gone: the gradients themselves may be kept.
     """
-    first, last = int(window.lives.alloc[rows].min()), int(window.lives.free[rows].max())
+    in_order = rows[np.argsort(window.lives.free[rows])]
+    sizes = np.cumsum(window.lives.size[in_order])
+    mostly = int(np.searchsorted(sizes, _MOSTLY * sizes[-1]))
+    first, last = int(window.lives.alloc[rows].min()), int(window.lives.free[in_order[mostly]])
     allocs, in_pass = _allocs(window, max(first, 0), last)
     stacks = np.unique(window.trace.events.stack[allocs[in_pass]]).tolist()
     ways = {tuple(window.user_frames(window.trace.stack(stack))) for stack in stacks}

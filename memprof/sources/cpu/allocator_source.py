@@ -14,6 +14,7 @@ from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
 import numpy as np
 
 from memprof.cpython.signal_errors import covers_entry, is_of_signal, raised_at_death
@@ -26,9 +27,10 @@ from memprof.sources.guarded_access import plain_attributes
 from memprof.sources.loop.line_turns import LineTurns
 from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.loop.main_thread import MainThread
+from memprof.sources.native_reads import CPU, NativeReads
 from memprof.sources.native_rows import ROW, RowAlarm, RowLabels, Rows
 from memprof.sources.owners.live_blocks import LiveBlocks, LivingBlocks
-from memprof.sources.protocol import Chunk, Counters, Interner
+from memprof.sources.protocol import Chunk, Counters, Interner, LastRead
 from memprof.sources.stacks import is_own, recorded_frames
 from memprof.sources.tensor_addresses import PlaceOf, place_of
 from memprof.trace import (
@@ -83,6 +85,8 @@ class CpuAllocatorSource:
         self._labels = RowLabels(interner, loop_watch, native)
         self._search = StorageSearch(loop_watch.guard)
         self._foreign = _ForeignStorages(native)
+        self._reads = NativeReads(native, CPU)
+        self._last_reads: list[LastRead] = []
         self._clones = ClonedStorages(self._see_clone)
         self._pid = os.getpid()
         self._in_window = False
@@ -140,6 +144,8 @@ class CpuAllocatorSource:
         self._at_leisure.reset()
         self._losses = 0
         self._start()
+        self._reads.begin()
+        self._last_reads = []
         self._state = self._state_of(self._native.cpu_begin())
         self._live.sightings.start()
         return self._live.begin({_DEVICE: self._state}, anew=True)
@@ -154,6 +160,9 @@ class CpuAllocatorSource:
             return []
         self._settle()
         ready, self._ready = self._ready, []
+        if ready and self._last_reads:
+            reads, self._last_reads = self._last_reads, []
+            ready[-1] = msgspec.structs.replace(ready[-1], last_reads=reads)
         return ready
 
     def end_window(self) -> Mapping[str, State]:
@@ -213,6 +222,7 @@ class CpuAllocatorSource:
     def _stop(self) -> None:
         self._in_window = False
         self._labels.stop()
+        self._reads.end()
         self._native.cpu_watch_turns()
 
     def _follow_lines(self) -> None:
@@ -251,6 +261,7 @@ class CpuAllocatorSource:
         if not rows and not with_state:
             return  # as in a program on a GPU: whose the blocks are is asked when there are some
         chunk = Chunk(_DEVICE, self._events(np.frombuffer(rows, ROW)))
+        self._last_reads += self._reads.take(chunk.events)
         ends = {_DEVICE: self._state_of(blocks)} if with_state else {}
         self._ready += self._live.take([chunk], ends)
 

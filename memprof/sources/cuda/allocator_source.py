@@ -6,9 +6,11 @@ to be found by the time: every row carries the place of the thread that made it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from memprof.sources.cuda.avoid_compiler_import import compiler_left_out
@@ -18,9 +20,10 @@ from memprof.sources.cuda.memory_history import SHARED
 from memprof.sources.cuda.source_with_owners import OwnedCudaSource
 from memprof.sources.loop.loop_watch import LoopWatch
 from memprof.sources.loop.thread_state import NO_TASK
+from memprof.sources.native_reads import NativeReads
 from memprof.sources.native_rows import ROW, RowAlarm, RowLabels, Rows
 from memprof.sources.owners.live_blocks import LivingBlocks
-from memprof.sources.protocol import Chunk, Interner
+from memprof.sources.protocol import Chunk, Interner, LastRead
 from memprof.sources.stacks import is_own, recorded_frames
 from memprof.sources.tensor_addresses import PlaceOf, place_of
 from memprof.trace import EMPTY, Action, Events, State
@@ -53,12 +56,24 @@ class CudaAllocatorSource(OwnedCudaSource):
         self._is_on = False
         self._losses = 0
         self._texts: list[str] = []
+        self._reads: dict[int, NativeReads] = {}
+        self._last_reads: dict[str, list[LastRead]] = defaultdict(list)
 
     def counters(self) -> Sequence[Any]:
         """torch's own figures, as `OwnedCudaSource`."""
         if self._is_on:
             self._row_labels.step_began()
         return super().counters()
+
+    def drain(self) -> Sequence[Chunk]:
+        """The entries since the last drain, with owners, and what is known of last reads."""
+        ready = list(super().drain())
+        for at in reversed(range(len(ready))):  # the last one: they are of events before
+            chunk = ready[at]
+            reads = self._last_reads.pop(chunk.device, None)
+            if reads:
+                ready[at] = msgspec.structs.replace(chunk, last_reads=reads)
+        return ready
 
     def pending_events(self) -> int:
         """Rows that wait."""
@@ -126,6 +141,11 @@ class CudaAllocatorSource(OwnedCudaSource):
             self._native.cuda_attach()
             self._gather(on=True)
             self._calls.open()
+            self._last_reads.clear()
+            devices = range(self._torch.cuda.device_count())
+            self._reads = {one: NativeReads(self._native, one) for one in devices}
+            for reads in self._reads.values():
+                reads.begin()
             self._native.cuda_begin()
             self._is_on = True
             self._row_labels.start()
@@ -137,6 +157,8 @@ class CudaAllocatorSource(OwnedCudaSource):
         self._backward_stacks.stop()
         was_on, self._is_on = self._is_on, False
         self._calls.close()
+        for reads in self._reads.values():
+            reads.end()
         if was_on:
             self._native.cuda_end()
             self._gather(on=False)
@@ -183,6 +205,8 @@ class CudaAllocatorSource(OwnedCudaSource):
                 is_here = slice(None) if len(devices) == 1 else rows["device"] == device
                 events = self._events_of(rows[is_here])
                 self._chunks.append(Chunk(f"cuda:{device}", events))
+                if device in self._reads:
+                    self._last_reads[f"cuda:{device}"] += self._reads[device].take(events)
             if len(rows):
                 self._backward_stacks.forget_before(int(rows["time_ns"][-1]) // 1000 - _SLACK_US)
 
