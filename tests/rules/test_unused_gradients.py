@@ -459,23 +459,3 @@ def test_a_part_that_one_expression_calls_with_the_head_is_to_be_frozen(tmp_path
     frozen, ungraded = first.remedies[:2]
     assert (frozen.fix, ungraded.fix) == ("freeze_params", "no_grad")
     assert ungraded.code == "return self.layers(x).tanh()"
-
-
-def trains_the_head_alone():
-    model = Classifier()
-    optimizer = torch.optim.Adam(model.head.parameters(), 0.1)
-
-    def step(number):
-        model.train()
-        model.encoder.eval()
-        model(torch.randn(4096, 192)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-def test_a_part_is_to_be_frozen_where_it_is_put_into_evaluation_mode(tmp_path):
-    first = findings_of(trains_the_head_alone, tmp_path / "run.json")[0]
-    assert (first.rule, first.remedies[0].fix) == ("unused-gradients", "freeze_params")
-    assert first.remedies[0].code == "model.encoder.eval()"
