@@ -80,7 +80,6 @@ struct State {
   std::mutex mutex; // guards the others; no other lock is taken under it
   std::unordered_map<int, Device> devices;
   std::unordered_map<uint64_t, Followed> followed;
-  std::unordered_map<const char*, Way> ways;
 };
 // A child that was forked has one of its own: nobody would release what a thread of its parent held.
 State* state = new State;
@@ -121,18 +120,10 @@ Way way_of_operator(const at::RecordFunction& call) {
 
 // By the text of its name, which lies where the operator's schema has it.
 Way way_of(const at::RecordFunction& call) {
-  const char* name = call.name();
-  {
-    const std::lock_guard<std::mutex> guard(state->mutex);
-    const auto known = state->ways.find(name);
-    if (known != state->ways.end()) {
-      return known->second;
-    }
-  }
-  const Way way = way_of_operator(call);
-  const std::lock_guard<std::mutex> guard(state->mutex);
-  state->ways.emplace(name, way);
-  return way;
+  thread_local std::unordered_map<const char*, Way> known;
+  const auto at = known.find(call.name());
+  return at != known.end() ? at->second
+                           : known.emplace(call.name(), way_of_operator(call)).first->second;
 }
 
 // Where the memory of a tensor begins; 0 where it is not torch's own, or there is none.
@@ -194,14 +185,13 @@ void touch(uint64_t address) {
 }
 
 std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& function) {
-  if (count.load(std::memory_order_relaxed) == 0) {
-    return nullptr;
-  }
-  const Way way = way_of(function);
   auto call = std::make_unique<Call>();
-  call->way = way;
-  if (way != Way::kCalling) {
-    call->is_outermost = depth++ == 0;
+  call->way = way_of(function);
+  if (call->way != Way::kCalling) {
+    call->is_outermost = depth++ == 0; // also where nothing is followed yet: it may make the first
+  }
+  if (count.load(std::memory_order_relaxed) == 0) {
+    return call;
   }
   each_tensor(function.inputs(), [&](const at::Tensor& tensor, int position) {
     const uint64_t address = memory_of(tensor);
@@ -228,6 +218,9 @@ void ends(const at::RecordFunction& function, at::ObserverContext* context) {
   }
   if (call->way != Way::kCalling) {
     depth = std::max(0, depth - 1);
+  }
+  if (count.load(std::memory_order_relaxed) == 0) {
+    return;
   }
   std::vector<uint64_t> returned;
   int64_t returned_bytes = 0;

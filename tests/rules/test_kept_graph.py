@@ -249,3 +249,51 @@ def test_two_averages_of_one_gradient_are_both_to_be_cut_off(tmp_path):
     assert (first.rule, first.fix) == ("kept-graph", "detach")
     assert f"self.{kept}[name]" in first.code
     assert f"Line {line} keeps such graphs, too: there as well." in first.why
+
+
+class Layer(torch.nn.Module):
+    """Its cost belongs to the loss of each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(64, 64))
+        self.costs = []
+
+    def forward(self, x):
+        self.costs.append(self.weight.exp().mean())
+        return x @ self.weight
+
+
+class Nested(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = Layer()
+        self.body = torch.nn.Sequential(Layer(), torch.nn.Tanh())
+
+    def forward(self, x):
+        return self.body(self.first(x))
+
+    def costs(self):
+        total = 0
+        for layer in self.children():
+            if isinstance(layer, Layer):
+                total = total + torch.stack(layer.costs).mean()
+                layer.costs.clear()
+        return total
+
+
+def of_parts_of_parts():
+    model = Nested()
+
+    def step(number):
+        (model(torch.ones(8, 64)).mean() + model.costs()).backward()
+        model.zero_grad()
+
+    return step
+
+
+def test_lists_that_a_loop_misses_are_to_be_reached_by_it(tmp_path):
+    found = findings_of(of_parts_of_parts, tmp_path / "run.json")[0]
+    first = found.remedies[0]
+    assert (first.fix, first.code) == ("clear_container", "for layer in self.children():")
+    assert "empties `costs` of each object" in first.why

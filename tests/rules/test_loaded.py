@@ -187,3 +187,25 @@ def test_what_each_step_reads_cannot_be_dropped_before_the_steps(tmp_path):
         one.remedies[0].saves_bytes <= 192 * 192 * 4
         for one in loaded_by(compared, tmp_path / "run.json")
     )
+
+
+class Tuner:
+    """It goes on from what another job has learnt, and reads a number of it in each step."""
+
+    def __init__(self, net, path):
+        self.net = net
+        self.start = torch.load(path)
+        self.net.load_state_dict(self.start["model"])
+
+    def step(self, number):
+        trained(self.net)
+        return self.start["epoch"] + number
+
+
+def test_what_other_methods_read_of_it_is_kept(tmp_path):
+    found = findings_of(lambda: Tuner(model(), checkpoint_file()).step, tmp_path / "run.json")
+    (first, *_) = next(one for one in found if one.rule == "loaded").remedies
+    assert first.why == (
+        "Keep of `self.start` what is read later (`self.start['epoch']`), and drop the rest once "
+        "the model has been filled from it."
+    )

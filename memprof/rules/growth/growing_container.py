@@ -16,6 +16,7 @@ from memprof.rules.containers import (
     has_fixed_keys,
     taken_at,
 )
+from memprof.rules.emptied_beside import advice_on_missed
 from memprof.rules.results_read import fate_of, reads_outside_torch
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.rules.source_facts import handed_over
@@ -83,6 +84,7 @@ class GrowingContainer(GrowthRule[GrownContainer]):
                 "None, and make it in the function.",
                 cause.container.place,
             )
+        yield from advice_on_missed(case)
         yield from _as_it_comes(cause, case, why)
         if _has_whole_states(cause, case):
             yield Advice(

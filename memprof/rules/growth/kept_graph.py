@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from memprof.reference_chain import LinkKind, is_field
 from memprof.rules.case import Case
+from memprof.rules.emptied_beside import advice_on_missed
 from memprof.rules.finding import Kind
 from memprof.rules.graph_lines import (
     OF_ERRORS,
@@ -53,7 +54,7 @@ class KeptGraph(GrowthRule[KeptGraphs]):
 
     name = "kept-graph"
     summary = "a container keeps tensors with the graphs that made them"
-    fixes = ("detach", "item", "no_retain_graph")
+    fixes = ("clear_container", "detach", "item", "no_retain_graph")
     yields_to = ("running-sum", "carried-state", "create-graph")
 
     def match(self, case: Case) -> KeptGraphs | None:
@@ -76,6 +77,7 @@ class KeptGraph(GrowthRule[KeptGraphs]):
 
     def advice(self, cause: KeptGraphs, case: Case) -> Iterator[Advice]:
         """Keep the number, or the tensor without its graph; and let backward passes free it."""
+        yield from advice_on_missed(case)
         if cause.place is not None and cause.filling is not None:
             yield from _cuts(cause.place, cause.filling, case)
         elif cause.entry is not None:

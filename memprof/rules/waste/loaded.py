@@ -33,6 +33,7 @@ _OF_FILES = frozenset(("load_checkpoint", "load_file", "load_state_dict_from_fil
 """Functions of these libraries that load one file."""
 _ENTRIES = frozenset(("get", "pop", "setdefault"))
 """Methods of a dict that return what it has."""
+_MOST_PARTS = 3
 _MOSTLY = 0.5
 """Share of the bytes, or of the steps: a checkpoint also has what is no parameter."""
 
@@ -199,13 +200,35 @@ def _drop(match: LoadedCheckpoint, place: Place | None, case: Case) -> Advice:
     )
     read = enclosed_read(place, match.name) if place is not None and match.name else None
     if read is not None:
-        parts = " and ".join(f"`{one}`" for one in read.parts[:2])
+        parts = " and ".join(f"`{one}`" for one in read.parts[:_MOST_PARTS])
         why = (
             f"{read.function} reads {parts} later, and keeps all of {what} for that: put what it "
             f"reads into variables of their own before it, and drop {what} {used}."
         )
         return Advice("del_ref", why[0].upper() + why[1:], read.place, saving=match.dropped)
+    later = _read_by_others(match.name, place) if place is not None else []
+    if later:
+        parts = " and ".join(f"`{one}`" for one in later[:_MOST_PARTS])
+        why = f"Keep of {what} what is read later ({parts}), and drop the rest {used}."
+        return Advice("del_ref", why, place, saving=match.dropped)
     return Advice("del_ref", f"Drop {what} {used}.", place, saving=match.dropped)
+
+
+def _read_by_others(name: str, place: Place) -> list[str]:
+    """The entries of an attribute, as written, that other functions of the file read."""
+    if "." not in name:
+        return []
+    own = {id(node) for node in ast.walk(place.scope)}
+    return list(
+        dict.fromkeys(
+            ast.unparse(node)
+            for node in place.program.nodes
+            if isinstance(node, ast.Subscript)
+            and isinstance(node.ctx, ast.Load)
+            and id(node) not in own
+            and ast.unparse(node.value) == name
+        )
+    )
 
 
 def _loading_many(case: Case) -> Place | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +18,14 @@ ROWS, COLUMNS = 256, 256
 NBYTES = ROWS * COLUMNS * 4
 """The least that is followed."""
 HALF = ROWS // 2
+
+
+@pytest.fixture(params=["operators", "allocator"], autouse=True)
+def recorder(request):
+    """Each test runs with the dispatch mode, and with the native part."""
+    if request.param == "allocator":
+        request.getfixturevalue("with_native")
+    return request.param
 
 
 def made(rows=ROWS):
@@ -197,8 +208,8 @@ def test_reads_of_steps_before_count(tmp_path):
     assert marks == [1]
 
 
-def test_nothing_is_said_of_what_was_there_as_a_sparse_tensor_was_read(tmp_path):
-    """Whose parts it shares, its storage does not say."""
+def test_nothing_is_said_of_what_was_there_as_a_sparse_tensor_was_read(tmp_path, recorder):
+    """A dispatch mode is not told whose parts it shares; the operators on these are observed."""
 
     def program():
         x = made()
@@ -213,12 +224,93 @@ def test_nothing_is_said_of_what_was_there_as_a_sparse_tensor_was_read(tmp_path)
         del later
         return first, total, second, third
 
-    assert reads_of(program, tmp_path) == [(2, 2), (2, 3)]
+    read = 1 if recorder == "allocator" else 2
+    assert reads_of(program, tmp_path) == [(read, 2), (2, 3)]
 
 
 def test_nothing_is_written_once_code_is_compiled(tmp_path, monkeypatch):
-    monkeypatch.setattr("memprof.sources.cpu.dispatch_source.is_used", lambda: True)
+    for source in ("cpu.dispatch_source", "native_reads"):
+        monkeypatch.setattr(f"memprof.sources.{source}.is_used", lambda: True)
     with memprof.track(tmp_path / "run.json", sources=("cpu",)):
         read_once()
     (device,) = load(tmp_path / "run.json").devices
     assert len(device.windows[0].last_reads.made) == 0
+
+
+@pytest.mark.parametrize(
+    ("read", "part"),
+    [
+        (lambda x: x[torch.arange(ROWS // 8)], 1 / 8),
+        (lambda x: x[: ROWS // 4].sum(), 1 / 4),
+        (lambda x: x.view(-1), 0),
+        (lambda x: x.to(torch.float32).reshape(-1)[0], 0),  # no operator is given its values
+        (lambda x: (x[: ROWS // 4].sum(), x[torch.arange(ROWS // 8)]), 3 / 8),
+        (lambda x: x[: ROWS // 4].zero_(), 1 / 4),
+        (lambda x: F.linear(torch.ones(2, COLUMNS), x), 1),  # by the operator that it calls
+        (lambda x: F.embedding(torch.zeros(ROWS // 4, dtype=torch.long), x), 1 / 4),
+    ],
+)
+def test_an_operator_that_picks_reads_what_it_returns(read, part, tmp_path):
+    def program():
+        x = made()
+        first = allocate(1)
+        result = read(x)
+        second = allocate(2)
+        del x
+        return first, result, second
+
+    with memprof.track(tmp_path / "run.json", sources=("cpu",)):
+        program()
+    (device,) = examine(load(tmp_path / "run.json")).devices
+    window = device.windows[0]
+    (row,) = [
+        row
+        for row in range(len(window.lives))
+        if window.lives.alloc[row] >= 0 and window.stack(row)[0].name == "made"
+    ]
+    assert window.part_read[row] == pytest.approx(part, abs=1e-4)
+
+
+def test_memory_that_no_operator_had_is_no_tensor(tmp_path, recorder):
+    """An operator's own buffers are read where nobody sees it."""
+    if recorder == "operators":
+        pytest.skip("it is told of what operators return alone")
+
+    def program():
+        kept = torch.UntypedStorage(4 * NBYTES)
+        first = allocate(1)
+        del kept
+        return first
+
+    with memprof.track(tmp_path / "run.json", sources=("cpu",)):
+        program()
+    (device,) = load(tmp_path / "run.json").devices
+    assert len(device.windows[0].last_reads.made) == 0
+
+
+def test_what_another_thread_reads_counts(tmp_path, recorder):
+    if recorder == "operators":
+        pytest.skip("threads that were there before are not watched")
+
+    def program():
+        x = made()
+        first = allocate(1)
+        with ThreadPoolExecutor(1) as pool:
+            total = pool.submit(x.sum).result()
+        second = allocate(2)
+        del x
+        return first, total, second
+
+    assert reads_of(program, tmp_path) == [(1, 2)]
+
+
+def test_a_forked_child_goes_on_where_blocks_are_followed(tmp_path, recorder):
+    if recorder == "operators":
+        pytest.skip("nothing of the native part is there")
+    with memprof.track(tmp_path / "run.json", sources=("cpu",)):
+        x = made()
+        child = os.fork()
+        if not child:
+            is_right = float(made()[0].sum() + x[0].sum()) == 2 * COLUMNS  # by one thread
+            os._exit(0 if is_right else 1)
+        assert os.waitpid(child, 0)[1] == 0
