@@ -55,7 +55,8 @@ struct Followed {
 };
 
 struct Device {
-  bool is_watched = false;
+  bool is_observed = false; // else nothing is followed, and operators of small tensors cost nothing
+  bool has_large = false; // something has come that would have been followed
   int64_t allocations = 0;
   std::vector<Gone> gone;
 };
@@ -264,13 +265,29 @@ PyObject* begin(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "i", &device)) {
     return nullptr;
   }
-  {
-    const std::lock_guard<std::mutex> guard(state->mutex);
-    for (auto at = state->followed.begin(); at != state->followed.end();) {
-      at = at->second.device == device ? state->followed.erase(at) : std::next(at);
-    }
-    count = state->followed.size();
-    state->devices[device] = Device{true, 0, {}};
+  const std::lock_guard<std::mutex> guard(state->mutex);
+  for (auto at = state->followed.begin(); at != state->followed.end();) {
+    at = at->second.device == device ? state->followed.erase(at) : std::next(at);
+  }
+  count = state->followed.size();
+  state->devices[device] = Device{};
+  Py_RETURN_NONE;
+}
+
+PyObject* has_large(PyObject*, PyObject* args) {
+  int device = kCpu;
+  if (!PyArg_ParseTuple(args, "i", &device)) {
+    return nullptr;
+  }
+  const std::lock_guard<std::mutex> guard(state->mutex);
+  const auto known = state->devices.find(device);
+  return PyBool_FromLong(known != state->devices.end() && known->second.has_large);
+}
+
+PyObject* observe(PyObject*, PyObject* args) {
+  int device = kCpu;
+  if (!PyArg_ParseTuple(args, "i", &device)) {
+    return nullptr;
   }
   if (!is_observing) {
     handle = at::addGlobalCallback(at::RecordFunctionCallback(&begins, &ends)
@@ -278,6 +295,11 @@ PyObject* begin(PyObject*, PyObject* args) {
                                        .needsOutputs(true)
                                        .scopes({at::RecordScope::FUNCTION}));
     is_observing = true;
+  }
+  const std::lock_guard<std::mutex> guard(state->mutex);
+  const auto known = state->devices.find(device);
+  if (known != state->devices.end()) {
+    known->second.is_observed = true;
   }
   Py_RETURN_NONE;
 }
@@ -333,6 +355,10 @@ void block_came(int device, uint64_t address, int64_t size, int64_t in_use) {
   if (size < kLeastBytes || size * kLeastPart < in_use || state->followed.size() >= kMostFollowed) {
     return;
   }
+  known->second.has_large = true;
+  if (!known->second.is_observed) {
+    return; // operators may have read it unseen
+  }
   state->followed[address] = {device, size, number, number, 0.0, false};
   count = state->followed.size();
 }
@@ -363,7 +389,10 @@ void reads_in_child() {
 
 PyMethodDef reads_methods[] = {
     {"reads_begin", begin, METH_VARARGS,
-     "Follow a device's blocks from now on: -1 the CPU's; the number of a CUDA device."},
+     "Number a device's allocations from now on: -1 the CPU's; the number of a CUDA device."},
+    {"reads_has_large", has_large, METH_VARARGS,
+     "Whether a block has come since then that is large enough to be followed."},
+    {"reads_observe", observe, METH_VARARGS, "Follow large blocks that come from now on."},
     {"reads_end", end, METH_VARARGS, "Follow them no more."},
     {"reads_take", take, METH_VARARGS,
      "What is known of blocks of a device that went since the last call."},

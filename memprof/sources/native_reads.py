@@ -14,10 +14,12 @@ from memprof.trace import Action, Events
 if TYPE_CHECKING:  # a millisecond of a recording's beginning
     import numpy.typing as npt
 
-__all__ = ["CPU", "NativeReads"]
+__all__ = ["CPU", "LEAST_BYTES", "NativeReads"]
 
 CPU = -1
 """The device's number for blocks of torch's CPU allocator."""
+LEAST_BYTES = 256 << 10
+"""Of a block that is followed, as in ``memprof/native/reads.cpp``."""
 _GONE = np.dtype([("made", "i8"), ("read", "i8"), ("part", "f8")])
 """As `Gone` in ``memprof/native/reads.cpp``: numbers of the device's allocations, from 1 on."""
 
@@ -27,7 +29,8 @@ Ints: TypeAlias = "npt.NDArray[np.int64]"
 class NativeReads:
     """Follows the blocks of one device in a window; its allocations are numbered by their order.
 
-    What compiled code, NumPy, or a library's own kernel reads is not seen.
+    Operators are observed once there is a large block, so that programs of small tensors pay
+    nothing. What compiled code, NumPy, or a library's own kernel reads is not seen.
     """
 
     def __init__(self, native: Any, device: int) -> None:
@@ -39,12 +42,28 @@ class NativeReads:
         self._allocs: list[Ints] = []
         """Of each call of `take` the events that are allocations."""
         self._waiting = np.zeros(0, _GONE)
+        self._is_observing = False
 
     def begin(self) -> None:
-        """Follow what is allocated from now on; no event of the window has been seen."""
+        """Number what is allocated from now on; no event of the window has been seen."""
         self._count, self._allocs = 0, []
         self._waiting = np.zeros(0, _GONE)
+        self._is_observing = False
         self._native.reads_begin(self._device)
+
+    def note_largest(self, nbytes: int) -> None:
+        """A block of so many bytes is there: more such may come."""
+        if nbytes >= LEAST_BYTES and not self._is_observing:
+            self._observe()
+
+    def step_ended(self) -> None:
+        """Observe from the next step on, if a large block has come in this one."""
+        if not self._is_observing and self._native.reads_has_large(self._device):
+            self._observe()
+
+    def _observe(self) -> None:
+        self._is_observing = True
+        self._native.reads_observe(self._device)
 
     def end(self) -> None:
         """Follow no more; safe to call twice."""
@@ -56,6 +75,9 @@ class NativeReads:
         allocs = np.flatnonzero(events.action == Action.ALLOC) + self._count
         self._count += len(events)
         self._allocs.append(allocs)
+        if not self._is_observing:
+            self.step_ended()
+            return ()
         blob = self._native.reads_take(self._device)
         gone = np.concatenate([self._waiting, np.frombuffer(blob, _GONE)])
         if not len(gone):

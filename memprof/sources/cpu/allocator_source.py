@@ -122,6 +122,7 @@ class CpuAllocatorSource:
         """Bytes in use, also between windows; what other allocators made only in windows."""
         if self._in_window:  # another step from now on, and this thread is the loop's
             self._labels.step_began()
+            self._reads.step_ended()
             self._at_leisure(self._learn)
         allocated, peak, losses, _ = self._native.cpu_counters()
         self._losses = losses
@@ -147,6 +148,7 @@ class CpuAllocatorSource:
         self._reads.begin()
         self._last_reads = []
         self._state = self._state_of(self._native.cpu_begin())
+        self._reads.note_largest(int(self._state.blocks.size.max(initial=0)))
         self._live.sightings.start()
         return self._live.begin({_DEVICE: self._state}, anew=True)
 

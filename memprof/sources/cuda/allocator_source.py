@@ -63,6 +63,8 @@ class CudaAllocatorSource(OwnedCudaSource):
         """torch's own figures, as `OwnedCudaSource`."""
         if self._is_on:
             self._row_labels.step_began()
+            for reads in self._reads.values():
+                reads.step_ended()
         return super().counters()
 
     def drain(self) -> Sequence[Chunk]:
@@ -147,6 +149,8 @@ class CudaAllocatorSource(OwnedCudaSource):
             for reads in self._reads.values():
                 reads.begin()
             self._native.cuda_begin()
+            for one, reads in self._reads.items():
+                reads.note_largest(int(self._torch.cuda.memory_allocated(one)))
             self._is_on = True
             self._row_labels.start()
             self._backward_stacks.start()
