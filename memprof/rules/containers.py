@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -52,6 +52,7 @@ __all__ = [
     "is_cycle_around_bounded",
     "is_kept_short",
     "is_of_key",
+    "left_in",
     "places_in",
     "taken_at",
 ]
@@ -63,6 +64,7 @@ _FEW_KEYS = 64
 """Of a container whose items are kept to a length each: classes, say, and no ever new names."""
 _ITEM_OR_NEW = frozenset(("get", "setdefault"))
 _MOSTLY = 0.5
+_LEAVING = (ast.Break, ast.Continue, ast.Raise, ast.Return)
 _TAKING_ONE = EMPTYING - {"clear"}
 _MODULES = frozenset(("ModuleDict", "ModuleList", "ParameterDict", "ParameterList"))
 
@@ -311,19 +313,51 @@ def has_fixed_keys(container: FilledContainer) -> bool:
 
 def taken_at(container: FilledContainer) -> list[int]:
     """Lines of the same class, or file, that take single entries out of a container by its name."""
+    name = container.filling.container
+    return sorted({line for node in _around(container) for line in _takes_out_of(name, node)})
+
+
+def left_in(container: FilledContainer) -> tuple[Place, str] | None:
+    """A branch that reads an entry, leaves its loop or function, and takes nothing out.
+
+    Where other lines take entries out: ``if self.jobs[key].done(): continue``. With the entry. One
+    that reads it again, as a cache's answer is read, has a use for it.
+    """
+    name = container.filling.container
+    if not taken_at(container):
+        return None
+    for node in _around(container):
+        if not isinstance(node, ast.If) or not isinstance(node.body[-1], _LEAVING):
+            continue
+        entries = [
+            ast.unparse(one)
+            for one in ast.walk(node.test)
+            if isinstance(one, ast.Subscript) and ast.unparse(one.value) == name
+        ]
+        inside = [one for part in node.body for one in ast.walk(part)]
+        is_used = any(isinstance(one, ast.expr) and ast.unparse(one) == name for one in inside)
+        if entries and not is_used:
+            place = container.place.program.place(node)
+            return (place, entries[0]) if place is not None else None
+    return None
+
+
+def _around(container: FilledContainer) -> Sequence[ast.AST]:
+    """The nodes of the class whose attribute a container is, else of the file."""
     place, name = container.place, container.filling.container
     own = place.class_ if name in _ITSELF or name.startswith("self.") else None
-    tree: ast.AST = own if own is not None else place.program.tree
-    lines = set()
-    for node in nodes_of(tree):
-        if isinstance(node, ast.Delete):
-            parts = [t.value for t in node.targets if isinstance(t, ast.Subscript)]
-        elif called_name(node) in _TAKING_ONE and isinstance(node, ast.Call):
-            parts = [node.func.value] if isinstance(node.func, ast.Attribute) else []
-        else:
-            continue
-        lines |= {node.lineno for part in parts if ast.unparse(part) == name}
-    return sorted(lines)
+    return nodes_of(own if own is not None else place.program.tree)
+
+
+def _takes_out_of(name: str, node: ast.AST) -> Iterator[int]:
+    """The line of a node that takes an entry out of a container by its name."""
+    if isinstance(node, ast.Delete):
+        parts = [t.value for t in node.targets if isinstance(t, ast.Subscript)]
+    elif isinstance(node, ast.Call) and called_name(node) in _TAKING_ONE:
+        parts = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+    else:
+        return
+    yield from (node.lineno for part in parts if ast.unparse(part) == name)
 
 
 def below_item(holder: Holder) -> Sequence[Link]:

@@ -344,3 +344,38 @@ def test_what_a_list_of_the_program_keeps_is_to_be_taken_out_of_it(program, tmp_
     assert found.rule == "growing-container"
     assert "own_container" not in [one.fix for one in found.remedies]
     assert found.remedies[0].fix in ("clear_container", "del_ref")
+
+
+class Jobs:
+    """Requests by their number, which a batch takes out; some have been given up by then."""
+
+    def __init__(self):
+        self.waiting = {}
+
+    def put(self, number):
+        self.waiting[number] = torch.zeros(WIDTH, WIDTH)
+
+    def batch(self, numbers):
+        taken = []
+        for number in numbers:
+            if self.waiting[number].numel() and number % 2:
+                continue
+            taken.append(number)
+        return [self.waiting.pop(number).sum() for number in taken]
+
+
+def given_up():
+    jobs = Jobs()
+
+    def step(number):
+        jobs.put(number)
+        jobs.batch([number])
+
+    return step
+
+
+def test_a_branch_that_leaves_an_entry_in_is_named(tmp_path):
+    found = findings_of(given_up, tmp_path / "run.json", 32)[0]
+    first = next(one for one in found.remedies if one.fix == "clear_container")
+    assert first.code == "if self.waiting[number].numel() and number % 2:"
+    assert "reads `self.waiting[number]` and leaves it in" in first.why

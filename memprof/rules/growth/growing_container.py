@@ -14,6 +14,7 @@ from memprof.rules.containers import (
     filled_container,
     gradient_of_data,
     has_fixed_keys,
+    left_in,
     taken_at,
 )
 from memprof.rules.emptied_beside import advice_on_missed
@@ -94,8 +95,14 @@ class GrowingContainer(GrowthRule[GrownContainer]):
                 cause.container.place,
                 typed=_OF_ADAPTERS,
             )
-        how_released = _release_text(cause, case.programs)
-        yield Advice("clear_container", f"{why}: {how_released}.", cause.container.place)
+        left = left_in(cause.container)
+        if left is not None:
+            place, entry = left
+            how_left = f"line {place.line} reads `{entry}` and leaves it in: take it out there"
+            yield Advice("clear_container", f"{why}: {how_left}.", place)
+        else:
+            how_released = _release_text(cause, case.programs)
+            yield Advice("clear_container", f"{why}: {how_released}.", cause.container.place)
         if case.of_model:
             return
         yield Advice(
