@@ -22,6 +22,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "sparse_gradient": "Give an embedding `sparse=True`: a gradient for what was looked up.",
         "early_backward": "Call `backward()` on each loss instead of on their sum.",
         "freeze_params": "`requires_grad_(False)` for what no optimizer trains.",
+        "trained_parameters": "Give an optimizer what is trained alone: `p.requires_grad`.",
         "trainable_tokens": "Train a few tokens' rows: `LoraConfig(trainable_token_indices=…)`.",
         "disable_adapter": "Run the model with adapters without them: `disable_adapter()`.",
         "del_ref": "Drop the last name that holds it: `del x`, or `self.x = None`.",

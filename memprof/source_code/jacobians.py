@@ -115,7 +115,9 @@ def _read_diagonally(node: ast.Call | ast.Subscript) -> Iterator[ast.expr]:
     if called_name(node) == "einsum" and len(node.args) > 1:
         equation = node.args[0].value if isinstance(node.args[0], ast.Constant) else ""
         first = str(equation).split("->")[0].split(",")[0].strip()
-        if first and first[0] in first[_FIRST_OF_INPUT:]:
+        # ``iij->ij`` is of a number of each sample by all samples' inputs.
+        of_numbers = len(first) > _FIRST_OF_INPUT and first[0] == first[1]
+        if first and (of_numbers or first[0] in first[_FIRST_OF_INPUT:]):
             yield node.args[1]
 
 

@@ -28,7 +28,12 @@ MADE = "J = torch.autograd.functional.jacobian(f, x)\n"
         (MADE + "return J.permute(0, 2, 1, 3)[n, n]", "J.permute(0, 2, 1, 3)[n, n]"),
         (MADE + "return J.transpose(1, 2)[n, n]", "J.transpose(1, 2)[n, n]"),
         ("J = made(f, x)\nreturn J[n, :, n]", "J[n, :, n]"),
+        (
+            "J = jacrev(f)(x)\nreturn torch.einsum('iij->ij', J)",
+            "torch.einsum('iij->ij', J)",
+        ),
         # all of it is read, or another diagonal
+        ("J = jacrev(f)(x)\nreturn torch.einsum('ii->i', J)", ""),  # of one sample
         (MADE + "return J.permute(0, 2, 1, 3)[n, :, n]", ""),
         (MADE + "return J[n, n]", ""),
         (MADE + "return J.norm()", ""),
