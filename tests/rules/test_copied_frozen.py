@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from tests.rules.recorded import findings_of, names
 
@@ -71,3 +72,29 @@ def test_copies_of_what_is_trained_are_left_alone(tmp_path):
     assert "copied-frozen" not in names(looks_alike, tmp_path / "run.json")
     whole = averaged(OfAll, frozen=False)
     assert "copied-frozen" not in names(whole, tmp_path / "whole.json")
+
+
+class OfModule:
+    """What the library's average of a whole module has, by the names of the module."""
+
+    def __init__(self, model):
+        self.model = AveragedModel(model)
+
+    @property
+    def shadow(self):
+        return dict(self.model.module.named_parameters())
+
+
+def test_a_library_that_averages_a_whole_module_copies_its_frozen_part(tmp_path):
+    (found,) = [
+        one
+        for one in findings_of(averaged(OfModule), tmp_path / "run.json")
+        if one.rule == "copied-frozen"
+    ]
+    (remedy,) = found.remedies
+    assert found.bytes == remedy.saves_bytes == FROZEN
+    assert remedy.code == "self.model = AveragedModel(model)"
+
+
+def test_where_all_is_trained_all_is_averaged(tmp_path):
+    assert "copied-frozen" not in names(averaged(OfModule, frozen=False), tmp_path / "run.json")

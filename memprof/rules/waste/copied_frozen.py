@@ -25,6 +25,8 @@ _LEAST_SHARE = 0.1
 _PARAMETERS = frozenset(("named_parameters", "parameters"))
 _COPYING = frozenset(("clone", "deepcopy"))
 _FILTER = "requires_grad"
+_AVERAGE = "AveragedModel"
+"""It copies the module that it is given by `copy.deepcopy`, and averages all of its parameters."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +35,8 @@ class FrozenCopies(Match):
 
     copied: int = 0
     """Bytes."""
+    of_module: bool = False
+    """A whole module is copied, as `torch.optim.swa_utils.AveragedModel` does."""
 
 
 class CopiedFrozen(WasteRule[FrozenCopies]):
@@ -49,7 +53,7 @@ class CopiedFrozen(WasteRule[FrozenCopies]):
         requested = window.lives.requested
         for site in window.large_sites(window.at_peak, _LEAST_SHARE):
             place = place_of(window.owners.sites.frames[site])
-            if place is None or not _copies_all(place):
+            if place is None or not (_copies_all(place) or _averages(place)):
                 continue
             # A validation with the average may have put the copies into the model.
             copies = window.at_peak & (window.site == site)
@@ -68,6 +72,7 @@ class CopiedFrozen(WasteRule[FrozenCopies]):
                 nbytes=nbytes,
                 saving=window.replayed(window.whole(rows)),
                 copied=int(window.lives.size[own].sum()),
+                of_module=_averages(place),
             )
             return
 
@@ -77,6 +82,14 @@ class CopiedFrozen(WasteRule[FrozenCopies]):
 
     def advice(self, match: FrozenCopies, case: Case) -> Iterator[Advice]:
         """Copy what is trained."""
+        if match.of_module:
+            why = (
+                f"{format_bytes(match.nbytes)} of the {format_bytes(match.copied)} that are copied "
+                "are of frozen parameters, which stay as they are: average what is trained alone "
+                "(`AveragedModel(model.part)`), or have the copy share the rest with the model."
+            )
+            yield Advice("copy_trained", why, case.site)
+            return
         why = (
             f"{format_bytes(match.nbytes)} of the {format_bytes(match.copied)} that are copied are "
             "of frozen parameters, which stay as they are: copy those with `requires_grad` alone."
@@ -113,6 +126,11 @@ def _copies_all(place: Place) -> bool:
     loops = [node.generators for node in nodes if isinstance(node, (ast.DictComp, ast.ListComp))]
     is_chosen = any(one.ifs for generators in loops for one in generators)
     return bool(loops and names & _PARAMETERS and names & _COPYING) and not (asks or is_chosen)
+
+
+def _averages(place: Place) -> bool:
+    """Whether a statement makes an average of a whole module."""
+    return any(called_name(node) == _AVERAGE for node in ast.walk(place.statement))
 
 
 RULE = CopiedFrozen()
