@@ -268,7 +268,9 @@ class Searches:
                     unexplained += quarries
                     continue
                 began_s = time.thread_time()
-                targets = [key for one in quarries for key in one.suspect.targets]
+                targets = [
+                    key for one in quarries for key in (*one.suspect.targets, one.suspect.youngest)
+                ]
                 targets = list(dict.fromkeys(targets))
                 holders = find_holders(
                     targets, limit=_MOST_HOLDERS, place=place, deadline=deadline, in_passing=True
@@ -277,6 +279,8 @@ class Searches:
                 by_target = dict(zip(targets, holders, strict=True))
                 for one in quarries:
                     common = _in_common([by_target[key] for key in one.suspect.targets])
+                    if all(map(_is_cut_off, common)):
+                        common = by_target[one.suspect.youngest] or common
                     named = tuple(holder for holder in common if holder.is_named)
                     if named or not deadline.passed:
                         self._answers.append((one, named if deadline.passed else common))
@@ -291,8 +295,7 @@ class Searches:
 def _in_common(answers: Sequence[tuple[Holder, ...]]) -> tuple[Holder, ...]:
     """The holders of several tensors, those of most of them first; each way of holding once.
 
-    Of a tensor whose search was cut off nothing is known: what holds another one comes first. In a
-    long graph the youngest one is near its holder.
+    Of a tensor whose search was cut off nothing is known: what holds another one comes first.
     """
     ways = Counter(key for answer in answers for key in {way(one.links) for one in answer})
     first: dict[tuple[Hashable, ...], tuple[bool, int, int, Holder]] = {}

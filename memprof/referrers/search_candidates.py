@@ -77,7 +77,10 @@ class Suspect:
     first_step: int
     last_step: int
     targets: tuple[Target, ...]
-    """Keys of members whose holders speak for all: from the middle, the oldest, young ones."""
+    """Keys of members whose holders speak for all: from the middle, the oldest, a young one."""
+    youngest: Target
+    """Key of the youngest, which may be near its holder where the search for others is cut off.
+    Else it is not asked about: what has it may let go of it soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +231,7 @@ def _describe(living: Living, group: _StackGroup, births: int, targets: list[int
         first_step=int(group.birth_steps[0]),
         last_step=int(group.birth_steps[-1]),
         targets=tuple(dict.fromkeys(map(living.key, targets))),
+        youngest=living.key(int(group.rows[-1])),
     )
 
 
@@ -238,9 +242,6 @@ def _largest(living: Living, group: _StackGroup) -> list[int]:
 
 
 def _spread(rows: Ints) -> list[int]:
-    """Middle, oldest, one of the youngest quarter, and the youngest.
-
-    What they have in common is the holder. In a long graph only the youngest may be near it.
-    """
+    """Middle, oldest, and one of the youngest quarter: what they have in common is the holder."""
     last = len(rows) - 1
-    return [int(rows[at]) for at in (last // 2, 0, last - last // 4, last)]
+    return [int(rows[at]) for at in (last // 2, 0, last - last // 4)]
