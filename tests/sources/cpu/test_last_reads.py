@@ -39,6 +39,12 @@ def allocate(number):
     return torch.empty(number, dtype=torch.uint8)
 
 
+def rows_of(window, function):
+    """The lifetimes in a window that a function made."""
+    made_here = np.flatnonzero(window.lives.alloc >= 0).tolist()
+    return [row for row in made_here if window.stack(row)[0].name == function]
+
+
 def reads_of(program, tmp_path):
     """Bytes of the last `allocate` before the last read, and before the end, of each of `made`."""
     with memprof.track(tmp_path / "run.json", sources=("cpu",)):
@@ -46,16 +52,7 @@ def reads_of(program, tmp_path):
     (device,) = examine(load(tmp_path / "run.json")).devices
     window = device.windows[0]
     lives = window.lives
-    rows = [
-        row
-        for row in range(len(lives))
-        if lives.alloc[row] >= 0 and window.stack(row)[0].name == "made"
-    ]
-    marks = [
-        row
-        for row in range(len(lives))
-        if lives.alloc[row] >= 0 and window.stack(row)[0].name == "allocate"
-    ]
+    rows, marks = rows_of(window, "made"), rows_of(window, "allocate")
 
     def mark_before(event):
         sizes = [int(lives.requested[row]) for row in marks if lives.alloc[row] < event]
@@ -196,11 +193,7 @@ def test_reads_of_steps_before_count(tmp_path):
     assert total == NBYTES / 4
     (device,) = examine(load(tmp_path / "run.json")).devices
     window = device.windows[0]
-    (row,) = [
-        row
-        for row in range(len(window.lives))
-        if window.lives.alloc[row] >= 0 and window.stack(row)[0].name == "made"
-    ]
+    (row,) = rows_of(window, "made")
     after = window.unread_from[row]
     marks = [
         int(window.lives.requested[one])
@@ -265,11 +258,7 @@ def test_an_operator_that_picks_reads_what_it_returns(read, part, tmp_path):
         program()
     (device,) = examine(load(tmp_path / "run.json")).devices
     window = device.windows[0]
-    (row,) = [
-        row
-        for row in range(len(window.lives))
-        if window.lives.alloc[row] >= 0 and window.stack(row)[0].name == "made"
-    ]
+    (row,) = rows_of(window, "made")
     assert window.part_read[row] == pytest.approx(part, abs=1e-4)
 
 
