@@ -185,29 +185,35 @@ void touch(uint64_t address) {
   }
 }
 
-std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& function) {
-  auto call = std::make_unique<Call>();
-  call->way = way_of(function);
-  if (call->way != Way::kCalling) {
-    call->is_outermost = depth++ == 0; // also where nothing is followed yet: it may make the first
-  }
-  if (count.load(std::memory_order_relaxed) == 0) {
-    return call;
-  }
+// What is followed of an operator's arguments.
+void note_given(const at::RecordFunction& function, Call& call) {
   each_tensor(function.inputs(), [&](const at::Tensor& tensor, int position) {
     const uint64_t address = memory_of(tensor);
     if (address != 0) {
-      call->given.push_back({address, bytes_of(tensor), position == 0});
+      call.given.push_back({address, bytes_of(tensor), position == 0});
     }
   });
   const std::lock_guard<std::mutex> guard(state->mutex);
   const auto& known = state->followed;
-  auto& given = call->given;
+  auto& given = call.given;
   given.erase(std::remove_if(given.begin(), given.end(),
                   [&](const Argument& one) { return known.count(one.address) == 0; }),
       given.end());
   for (const Argument& one : given) {
     touch(one.address);
+  }
+}
+
+std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& function) {
+  auto call = std::make_unique<Call>();
+  call->way = way_of(function);
+  const bool is_kernel = call->way != Way::kCalling;
+  call->is_outermost = is_kernel && depth == 0;
+  if (count.load(std::memory_order_relaxed) > 0) {
+    note_given(function, *call);
+  }
+  if (is_kernel) {
+    ++depth; // also where nothing is followed yet: it may make the first; last, as the rest may throw
   }
   return call;
 }

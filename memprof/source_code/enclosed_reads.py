@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from memprof.source_code.program import FUNCTIONS, Place
+from memprof.source_code.program import FUNCTIONS, LOOPS, Place, called_name
 from memprof.source_code.scopes import parameters
 
 __all__ = ["EnclosedRead", "enclosed_read"]
@@ -26,7 +26,7 @@ class EnclosedRead:
 def enclosed_read(place: Place, name: str) -> EnclosedRead | None:
     """The first inner function that reads ``name``, which the function around ``place`` binds.
 
-    One that is only called there, and handed to nobody, keeps nothing for longer.
+    One that is only called there once, and handed to nobody, keeps nothing for longer.
     """
     scope = place.scope
     for inner in ast.walk(scope):
@@ -48,6 +48,8 @@ def enclosed_read(place: Place, name: str) -> EnclosedRead | None:
 
 
 _PARTS = (ast.Attribute, ast.Subscript)
+_CONSUMING = frozenset(("filter", "map", "max", "min", "reduce", "sort", "sorted"))
+"""Functions that have called what they are given when their result has been read."""
 
 
 def _is_read(node: ast.AST, name: str) -> bool:
@@ -62,10 +64,26 @@ def _binds(inner: ast.AST, name: str) -> bool:
 
 
 def _is_handed_on(inner: ast.AST, scope: ast.AST) -> bool:
-    """Whether a function is more than called where it is defined: given to something, returned."""
-    if isinstance(inner, ast.Lambda):
-        return True
+    """Whether a function is given to something, returned, or called in a loop or by another one.
+
+    What ``sorted(names, key=lambda name: …)`` is given has gone when that returns.
+    """
     nodes = list(ast.walk(scope))
-    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    if isinstance(inner, ast.Lambda):
+        consuming = [call for call in calls if called_name(call) in _CONSUMING]
+        return not any(
+            value is inner
+            for call in consuming
+            for value in (*call.args, *(one.value for one in call.keywords))
+        )
     name = getattr(inner, "name", "")
-    return any(_is_read(node, name) and id(node) not in called for node in nodes)
+    again = {
+        id(call.func)
+        for around in nodes
+        if isinstance(around, (*LOOPS, *FUNCTIONS, ast.Lambda)) and around is not scope
+        for call in ast.walk(around)
+        if isinstance(call, ast.Call)
+    }
+    called_once = {id(call.func) for call in calls} - again
+    return any(_is_read(node, name) and id(node) not in called_once for node in nodes)

@@ -63,8 +63,33 @@ def torchs_own():
     return training(lambda parameters: torch.optim.Adam(parameters, foreach=False), frozen=True)
 
 
-def idle(program, path):
-    return [one for one in findings_of(program, path) if one.rule == "idle-states"]
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(WIDTH, WIDTH, sparse=True)
+        self.head = nn.Linear(WIDTH, 8)
+
+    def forward(self, x):
+        return self.head(self.table(x))
+
+
+def sparse_gradients():
+    """torch's Adagrad makes its sums as it is made, for a table whose gradients are sparse too."""
+    model = Table()
+    optimizer = torch.optim.Adagrad(model.parameters())
+
+    def step(number):
+        with torch.sparse.check_sparse_tensor_invariants():
+            model(torch.arange(8)).square().mean().backward()
+            optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def idle(program, path, *, is_over=True):
+    found = findings_of(program, path, is_over=is_over)
+    return [one for one in found if one.rule == "idle-states"]
 
 
 def test_states_of_a_frozen_part_are_told_with_the_line_that_gives_it(tmp_path):
@@ -73,6 +98,16 @@ def test_states_of_a_frozen_part_are_told_with_the_line_that_gives_it(tmp_path):
     assert found.bytes == remedy.saves_bytes == 4 * WIDTH * WIDTH * 4
     assert remedy.fix == "trained_parameters"
     assert remedy.code == "made = optimizer(model.parameters())"
+    assert not found.is_tentative
+
+
+def test_a_part_may_be_trained_after_the_recording(tmp_path):
+    (found,) = idle(fires, tmp_path / "run.json", is_over=False)
+    assert found.is_tentative
+
+
+def test_a_table_with_sparse_gradients_is_trained(tmp_path):
+    assert idle(sparse_gradients, tmp_path / "run.json") == []
 
 
 def test_an_optimizer_that_waits_for_gradients_has_none(tmp_path):

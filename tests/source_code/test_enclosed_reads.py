@@ -28,6 +28,19 @@ def setup(path):
         model.load_state_dict(loaded["model"])
     return fill(Model())
 """
+IN_A_LOOP = """
+def train(path):
+    loaded = load(path)
+    def rate(step):
+        return loaded["rate"] * step
+    for step in range(10):
+        learn(rate(step))
+"""
+SORTED = """
+def setup(path):
+    loaded = load(path)
+    return sorted(names(path), key=lambda name: loaded[name])
+"""
 ITS_OWN = """
 def setup(path):
     loaded = load(path)
@@ -50,11 +63,13 @@ def setup(path):
     [
         (HANDED_ON, ("`rate`", 5, ("loaded['step']", "loaded['total']"))),
         (A_LAMBDA, ("a lambda", 4, ("loaded.rate",))),
+        (IN_A_LOOP, ("`rate`", 5, ("loaded['rate']",))),
+        (SORTED, None),
         (ONLY_CALLED, None),
         (ITS_OWN, None),
         (BOUND_ANEW, None),
     ],
-    ids=["handed on", "lambda", "only called", "a parameter", "bound anew"],
+    ids=["handed on", "lambda", "in a loop", "sorted", "only called", "a parameter", "bound anew"],
 )
 def test_a_function_that_is_handed_on_keeps_what_it_reads(text, read, tmp_path: Path) -> None:
     path = tmp_path / "setup.py"

@@ -48,6 +48,7 @@ class IdleStates(WasteRule[Match]):
             rows=rows,
             nbytes=int(window.lives.size[rows].sum()),
             saving=window.replayed(window.whole(_all_of(window, rows))),
+            tentative=not window.reaches_end,  # they may be trained later
         )
 
     def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same
