@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -51,3 +52,35 @@ def test_nothing_is_observed_where_all_is_small(tmp_path, native_part):
     (window,) = windows_of(tmp_path / "run.json")
     assert (window.trace.events.action == Action.ALLOC).sum() >= 8
     assert len(window.trace.last_reads.made) == 0
+
+
+def trained(record):
+    """The losses of three steps with large tensors, and the weights that they lead to."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Dropout(), torch.nn.Linear(512, 8)
+    )
+    optimizer = torch.optim.AdamW(model.parameters())
+    losses = []
+    with record() as tracker:
+        for _ in range(3):
+            loss = model(torch.randn(512, 256)).logsumexp(1).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            if tracker is not None:
+                tracker.step()
+    return losses, [one.detach() for one in model.parameters()]
+
+
+def test_observing_changes_no_number(tmp_path):
+    losses, weights = trained(nullcontext)
+    path = tmp_path / "run.json"
+    observed_losses, observed_weights = trained(
+        lambda: memprof.track(path, sources=("cpu",), allowance_s=600)
+    )
+    (window,) = windows_of(path)
+    assert len(window.trace.last_reads.made) > 0
+    assert observed_losses == losses
+    assert all(map(torch.equal, observed_weights, weights))
