@@ -285,7 +285,8 @@ class Searches:
                     if named or not deadline.passed:
                         self._answers.append((one, named if deadline.passed else common))
                     elif deadline.names_followed:
-                        self._answers.append((one, ()))
+                        # None of the program's names leads to it: autocast's cache may have it.
+                        self._answers.append((one, tuple(filter(_is_under_autocast, common))))
                         self._say()
                     else:
                         unexplained.append(one)
@@ -310,3 +311,8 @@ def _in_common(answers: Sequence[tuple[Holder, ...]]) -> tuple[Holder, ...]:
 def _is_cut_off(holder: Holder) -> bool:
     unowned = holder.links[0].unowned if holder.links else None
     return unowned is not None and unowned.cut_off
+
+
+def _is_under_autocast(holder: Holder) -> bool:
+    unowned = holder.links[0].unowned if holder.links else None
+    return unowned is not None and bool(unowned.autocast)

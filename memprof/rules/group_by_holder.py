@@ -159,7 +159,9 @@ def clusters(
         by_key[key].add(group, stack_holders)
     result = list(dict.fromkeys(by_key.values()))
     for group in nameless:
-        same = _with_same_steps(result, group, call_of)
+        same = _with_same_steps(result, group, call_of) or _under_autocast(
+            result, holders.get(group.stack, ())
+        )
         if same is None:
             same = Cluster()
             result.append(same)
@@ -201,6 +203,25 @@ def _with_same_steps(
         if share >= least and (best is None or share > best[0]):
             best = share, cluster
     return best[1] if best else None
+
+
+def _under_autocast(
+    earlier_clusters: Sequence[Cluster], holders: Sequence[Holder]
+) -> Cluster | None:
+    """The cluster of what has no owner either while autocast caches: its cache has both, likely."""
+    device = _autocast(holders)
+    if not device:
+        return None
+    same = (one for one in earlier_clusters if _autocast(one.holders) == device)
+    return next(same, None)
+
+
+def _autocast(holders: Sequence[Holder]) -> str:
+    """The device for which autocast caches, of memory that no name leads to; empty for others."""
+    if not holders or holders[0].is_named or not holders[0].links:
+        return ""
+    unowned = holders[0].links[0].unowned
+    return unowned.autocast if unowned is not None else ""
 
 
 def _shared(one: GrowingGroup, other: GrowingGroup) -> float:

@@ -28,7 +28,7 @@ from memprof.views.sites import sites
 from memprof.views.survivors import Survival
 from memprof.views.trend import WARM_UP, Rise, floor, rise, rises_throughout
 
-__all__ = ["GrowingGroup", "growing_groups"]
+__all__ = ["GrowingGroup", "growing_groups", "is_of_history"]
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -637,7 +637,7 @@ def _is_expected(survival: Survival, group: GrowingGroup) -> bool:
     """
     lives = survival.lives
     frames = survival.tables.stack(group.stack)
-    if _is_history(frames):
+    if is_of_history(frames):
         return True
     category = _most(lives.category[group.rows]) if len(group.rows) else 0
     if category not in _ONE_EACH:
@@ -665,7 +665,7 @@ def _is_collected_at_the_end(survival: Survival, group: GrowingGroup) -> bool:
     return int(before.sum()) >= len(group.rows)
 
 
-def _is_history(frames: tuple[Frame, ...]) -> bool:
+def is_of_history(frames: tuple[Frame, ...]) -> bool:
     """True if L-BFGS itself made it: the closure that it calls is the program's."""
     for frame in frames:
         if frame_kind(frame.filename) is FrameKind.USER:

@@ -64,7 +64,35 @@ def findings(run: Run, examination: Examination | None = None) -> tuple[RuleFind
         is_of_host = one.kind is Kind.WASTE and is_beside_card(one, examination)
         return one.minor, _comes_to_less(one, wastes, examination), is_of_host
 
-    return tuple(sorted(marked, key=place))
+    return tuple(_by_saving(sorted(marked, key=place)))
+
+
+def _by_saving(findings: Sequence[RuleFinding]) -> list[RuleFinding]:
+    """The findings, with waste over a run before the first waste at a peak that saves less."""
+    ordered: list[RuleFinding] = []
+    for one in findings:
+        at = len(ordered)
+        if _is_waste_over_run(one):
+            less = (
+                place
+                for place, other in enumerate(ordered)
+                if other.kind is Kind.WASTE
+                and (other.minor, other.device) == (one.minor, one.device)
+                and not _is_waste_over_run(other)
+                and 0 < _saving_of(other) < _saving_of(one)
+            )
+            at = next(less, at)
+        ordered.insert(at, one)
+    return ordered
+
+
+def _is_waste_over_run(finding: RuleFinding) -> bool:
+    return finding.kind is Kind.WASTE and not isinstance(rule_named(finding.rule), WasteRule)
+
+
+def _saving_of(finding: RuleFinding) -> int:
+    """Bytes by which the first remedy lowers the peak; 0 where that is not known."""
+    return max(0, finding.remedies[0].saves_bytes) if finding.remedies else 0
 
 
 def _saved_by_one_change(findings: Sequence[RuleFinding]) -> list[RuleFinding]:

@@ -16,6 +16,7 @@ from memprof.rules.containers import is_kept_short
 from memprof.rules.counted_rise import CountedRise, counted_rise
 from memprof.rules.finding import Kind, RuleFinding
 from memprof.rules.group_by_holder import held_by
+from memprof.rules.growing_groups import is_of_history
 from memprof.rules.growth_findings import few_models, filling
 from memprof.rules.load_rules import rule_named
 from memprof.rules.rule import Match, WasteRule
@@ -208,10 +209,13 @@ def _is_bounded(run: Run, examination: DeviceExamination, risen: CountedRise) ->
     """Whether containers with a bound hold what was recorded of a rise, or half of it.
 
     They are full once they have so many, though each item may be joined anew and become larger.
+    L-BFGS's history is one.
     """
     holders_of = held_by(run.findings, examination.name)
     bounded = [stack for stack, own in holders_of.items() if own and is_kept_short(own[0])]
     recorded = survival(examination)
+    stacks = np.unique(recorded.lives.stack)
+    bounded += [one for one in stacks.tolist() if is_of_history(recorded.tables.stack(one))]
     rows = np.flatnonzero(np.isin(recorded.lives.stack, bounded))
     held = int(recorded.lives.size[rows[recorded.outlast(rows)]].sum())
     in_windows = max(risen.within(recorded.steps), risen.per_step * len(recorded))

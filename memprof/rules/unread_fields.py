@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from memprof.records import Holder
 from memprof.reference_chain import Link, LinkKind, is_field, largest_container
@@ -17,6 +18,7 @@ from memprof.source_code.unread_fields import (
     field_given_at,
     is_field_read,
     is_own_class,
+    keys_of_attribute,
 )
 
 __all__ = [
@@ -25,10 +27,13 @@ __all__ = [
     "unread_entry",
     "unread_field",
     "unread_field_of_made",
+    "unread_key",
 ]
 
 _GENERATED = "generate"
 """The function whose results an `UnreadField` is of, as its owner."""
+_ONE = 1
+"""Of a dict that an attribute has, and no container."""
 _DICTS = "dict"
 """The same of entries of plain dicts."""
 _SHOWN = {"cache": "past_key_values"}
@@ -54,8 +59,20 @@ class UnreadField:
         return bool(self.read) or self.owner == _GENERATED
 
     @property
+    def is_of_attribute(self) -> bool:
+        """Whether it is the entry of one dict, which an attribute has."""
+        return self.items == _ONE
+
+    @property
     def advice(self) -> Advice:
         """Leave it out."""
+        if self.is_of_attribute:
+            texts = " and ".join(f"`{one}`" for one in self.read)
+            why = (
+                f"Of `{self.owner}` only {texts} {'is' if len(self.read) == 1 else 'are'} read, "
+                f"and its `{self.name}` is kept as well: keep what is read."
+            )
+            return Advice("del_ref", why, self.place, line=self.line)
         if self.read:
             texts = " and ".join(f"`{self.owner}.{one}`" for one in self.read)
             why = (
@@ -116,6 +133,25 @@ def unread_entry(
     if given is None or not is_entry_unread(place, container, key, programs):
         return None
     return UnreadField(key, _DICTS, holder.links[at].length, *given)
+
+
+def unread_key(holder: Holder, programs: Sequence[Program]) -> UnreadField | None:
+    """The entry of a dict in an attribute that keeps what is held, if others alone are read of it.
+
+    ``self.best = deepcopy(state)``, and what is read is ``self.best["model"]``.
+    """
+    for link, below in pairwise(holder.links):
+        if not _is_of_program(link) or not is_field(below):
+            continue
+        key, owner = below.name.strip("'\""), link.type_name.rpartition(".")[2]
+        read = keys_of_attribute(programs, link.name)
+        program = next((one for one in programs if one.filename == link.filename), None)
+        place = program.at(link.line) if program is not None else None
+        if not read or key in read or place is None or not is_own_class(programs, owner):
+            continue
+        texts = tuple(f"{link.name}[{one!r}]" for one in sorted(read))
+        return UnreadField(key, f"{owner}.{link.name}", _ONE, place, link.line, texts)
+    return None
 
 
 def unread_field_of_made(

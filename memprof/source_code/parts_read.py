@@ -124,6 +124,15 @@ class Followed:
     """Place of the statement's frame in the stack."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Unbound:
+    """The statement that computes with a value, or a field of it, at once."""
+
+    place: Place
+    field: str
+    switch: str
+
+
 def part_read(stack: Sequence[Frame]) -> PartRead | None:
     """The only part that is read of what the innermost call of a stack returns.
 
@@ -131,10 +140,42 @@ def part_read(stack: Sequence[Frame]) -> PartRead | None:
     return it as it is, or as a field of what it returns. None where it is read whole, where parts
     of several kinds are read, or where that cannot be told from the source.
     """
-    result = followed(stack)
-    if result is None:
-        return _part_of_call(stack)
-    return _only_part(result.place, result.name, result.field, result.switch)
+    end = _followed(stack, shifted=False)
+    if isinstance(end, Followed):
+        return _only_part(end.place, end.name, end.field, end.switch)
+    return (_part_of_field(end) if end is not None else None) or _part_of_call(stack)
+
+
+def _part_of_field(end: _Unbound) -> PartRead | None:
+    """The part of a field that a statement takes at once: ``model(ids).logits[:, -1]``."""
+    parts = _parts_of_field(end.place.statement, end.field)
+    if len(parts) != 1 or not _is_one_part(parts[0].slice):
+        return None
+    return PartRead(end.place, _in_short(parts[0]), end.switch, _last_places(parts[0]))
+
+
+def _parts_of_field(statement: ast.stmt, field: str) -> list[ast.Subscript]:
+    """Subscripts of a field of what a call returns, in a statement."""
+    return [
+        node
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Subscript) and _is_field_of_call(node.value, field)
+    ]
+
+
+def _is_field_of_call(value: ast.expr, field: str) -> bool:
+    call, taken = _without_field(value)
+    return bool(taken) and taken == field and _is_the_call(call)
+
+
+def _in_short(part: ast.Subscript) -> str:
+    """``model(…).logits[:, -1]``: the call without what it is given."""
+    call, _ = _without_field(part.value)
+    if not isinstance(call, ast.Call):
+        call = part.value
+    given = ast.unparse(call)
+    function = ast.unparse(call.func) if isinstance(call, ast.Call) else given
+    return ast.unparse(part).replace(given, f"{function}(…)", 1)
 
 
 def _part_of_call(stack: Sequence[Frame]) -> PartRead | None:
@@ -155,7 +196,7 @@ def _part_of_call(stack: Sequence[Frame]) -> PartRead | None:
             return None
         if not _is_one_part(value.slice):
             return None
-        return PartRead(place, ast.unparse(value), switch, _last_places(value))
+        return PartRead(place, _in_short(value), switch, _last_places(value))
     return None
 
 
@@ -165,6 +206,12 @@ def followed(stack: Sequence[Frame], *, shifted: bool = False) -> Followed | Non
     None where that cannot be told from the source. ``shifted``: also without some of its places,
     as ``model(ids).logits[:, :-1]`` is without the last.
     """
+    end = _followed(stack, shifted=shifted)
+    return end if isinstance(end, Followed) else None
+
+
+def _followed(stack: Sequence[Frame], *, shifted: bool) -> Followed | _Unbound | None:
+    """Where the value is bound, or the statement that binds it to no name."""
     field, switch = "", ""
     for at, frame in enumerate(stack):
         kind = frame_kind(frame.filename)
@@ -178,17 +225,18 @@ def followed(stack: Sequence[Frame], *, shifted: bool = False) -> Followed | Non
             switch = switch or next((one for one in _TO_KEEP if one in names), "")
         statement = place.statement
         if isinstance(statement, ast.Return):
+            if field and _parts_of_field(statement, field):
+                return _Unbound(place, field, switch)
             if _is_the_call(statement.value):
                 continue
-            if field:
-                return None
-            field = _field_of_call(statement.value)
-            if not field:
-                return None
+            taken = _field_of_call(statement.value)
+            if field or not taken:
+                return _Unbound(place, field, switch)
+            field = taken
             continue
         name, taken = _name_bound(statement, field, shifted=shifted)
         if not name or (taken and taken != field):
-            return None
+            return _Unbound(place, field, switch)
         if taken:  # ``logits = model(ids).logits``
             return Followed(place, name, "", switch, at)
         dead = _never_run(place, stack[at + 1 :])

@@ -13,6 +13,7 @@ __all__ = [
     "field_given_at",
     "is_field_read",
     "is_own_class",
+    "keys_of_attribute",
 ]
 
 _READING_ALL = frozenset(
@@ -22,6 +23,8 @@ _READING_ALL = frozenset(
     )
 )
 """Functions that read what an object has without naming it."""
+_BY_NAME = frozenset(("asdict", "getattr", "vars"))
+"""Functions that read attributes without naming them in the source."""
 _TAKING_ENTRIES = frozenset(("get", "items", "pop", "values"))
 """Methods of a dict that read entries without a key that is written out, or by another way."""
 _PLAIN_BASES = frozenset(("ABC", "Generic", "Protocol", "object"))
@@ -110,6 +113,50 @@ def field_given_at(
                 return (place, node.lineno) if place is not None else None  # type: ignore[attr-defined]
     given = ((place, call.lineno) for call, place in calls if call.args and place is not None)
     return next(given, None)
+
+
+def keys_of_attribute(programs: Sequence[Program], name: str) -> frozenset[str]:
+    """What is read of dicts in attributes of a name: ``model`` of ``self.best["model"]``.
+
+    Empty where more may be read: where such an attribute is asked for anything else than whether it
+    is there, or where a file may read attributes without naming them.
+    """
+    keys: set[str] = set()
+    if len(programs) >= MOST_PROGRAMS:
+        return frozenset()
+    for program in programs:
+        parents = {child: node for node in program.nodes for child in ast.iter_child_nodes(node)}
+        for node in program.nodes:
+            if isinstance(node, ast.Call) and _gets_attribute(node, name):
+                return frozenset()
+            if isinstance(node, ast.Call) and called_name(node) in _BY_NAME:
+                return frozenset()
+            if isinstance(node, ast.Attribute) and node.attr == "__dict__":
+                return frozenset()
+            is_read = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+            if not is_read or node.attr != name:  # type: ignore[attr-defined]
+                continue
+            above = parents[node]
+            if isinstance(above, ast.Compare) and all(map(_is_none, above.comparators)):
+                continue
+            if _asks_whether(above, node):
+                continue
+            key = above.slice if isinstance(above, ast.Subscript) else None
+            if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
+                return frozenset()
+            keys.add(key.value)
+    return frozenset(keys)
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _asks_whether(above: ast.AST, node: ast.AST) -> bool:
+    """Whether a value is only asked for whether there is anything: ``if x``, ``not x``."""
+    if isinstance(above, (ast.If, ast.IfExp, ast.While)):
+        return above.test is node
+    return isinstance(above, ast.UnaryOp) and isinstance(above.op, ast.Not)
 
 
 def attributes_of_entry(programs: Sequence[Program], key: str) -> frozenset[str]:

@@ -12,14 +12,17 @@ import pytest
 torch = pytest.importorskip("torch", reason="holders are searched for of tensors")
 
 import memprof  # noqa: E402
+from memprof.reference_chain import Link, LinkKind, Unowned  # noqa: E402
 from memprof.referrers import bounded_search as searches  # noqa: E402
 from memprof.referrers import heap, pause_estimate  # noqa: E402
 from memprof.referrers import search_from_roots as search  # noqa: E402
 from memprof.referrers.find_holders import find_holders  # noqa: E402
 from memprof.referrers.heap import Deadline, places_among  # noqa: E402
+from memprof.referrers.rank_chains import holder_of  # noqa: E402
 from memprof.referrers.roots import module_roots  # noqa: E402
 from memprof.referrers.search_from_tensors import UpwardSearch  # noqa: E402
 from memprof.referrers.survivors import Survivors  # noqa: E402
+from memprof.referrers.unowned_memory import with_what_is_known  # noqa: E402
 from tests import forks  # noqa: E402
 
 KEPT: list[torch.Tensor] = []
@@ -301,6 +304,26 @@ def test_only_what_the_programs_names_may_still_lead_to_is_climbed_to(
     holders = {one.holders[0].description for one in growing(run) if one.holders}
     assert any("mine" in one for one in holders)
     assert any("other" in one for one in holders)  # at the end what has no holder is asked for
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_what_no_name_leads_to_may_be_in_autocasts_cache_however_large_the_heap_is(
+    cached, tmp_path, monkeypatch
+):
+    find = searches.find_holders
+
+    def cut_off(targets, *, deadline, **how):
+        find(targets, deadline=deadline, **how)
+        deadline.passed = deadline.names_followed = True
+        nothing = with_what_is_known([Link(LinkKind.UNKNOWN, unowned=Unowned(cut_off=True))], None)
+        return [(holder_of(nothing, []),) for _ in targets]
+
+    monkeypatch.setattr(searches, "find_holders", cut_off)
+    kept = []
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=cached):
+        run = record(lambda i: kept.append(torch.zeros(60_000)), tmp_path / "run.json", 13)
+    (*_, last) = growing(run)
+    assert [one.links[0].unowned.autocast for one in last.holders] == (["cpu"] if cached else [])
 
 
 class Assistant:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from memprof.records import Finding, Holder
-from memprof.reference_chain import Link, LinkKind
+from memprof.reference_chain import Link, LinkKind, Unowned
 from memprof.rules.group_by_holder import clusters, held_by
 from memprof.rules.growing_groups import GrowingGroup
 
@@ -173,3 +173,18 @@ def test_what_one_call_puts_into_two_fields_of_an_object_is_one_leak(other, call
     )
     assert len(made) == number
     assert sum(len(one.groups) for one in made) == len(groups)
+
+
+def unowned(autocast):
+    link = Link(LinkKind.UNKNOWN, unowned=Unowned(cut_off=True, autocast=autocast))
+    return (Holder(LinkKind.UNKNOWN, "", 0, "", [link]),)
+
+
+@pytest.mark.parametrize(("device", "other", "number"), [("cpu", "cpu", 1), ("", "", 2)])
+def test_what_no_name_leads_to_while_autocast_caches_is_one_leak(device, other, number):
+    """Leaves and their copies are made in turns, some of them in a step of their own."""
+    groups = [growing(1, range(0, 30, 2)), growing(2, range(1, 30, 2))]
+    made = clusters(groups, {1: unowned(device), 2: unowned(other)})
+    assert len(made) == number
+    held = {1: look(30, THREAD, SERVICE, *stored("answers", 80)).holders, 2: unowned(device)}
+    assert len(clusters(groups, held)) == 2  # what has a holder is another matter

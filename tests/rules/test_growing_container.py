@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import heapq
 from collections import defaultdict, deque
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -72,6 +73,34 @@ def by_default():
         collect(torch.zeros(WIDTH, WIDTH))
 
     return step
+
+
+class Averages:
+    """What is made for each object, and is as large as a model."""
+
+    def __init__(self):
+        self.weights = torch.zeros(WIDTH, WIDTH)
+
+
+class Fold:
+    """Adds to the list of a configuration that every fold is given."""
+
+    def __init__(self, settings):
+        self.callbacks = settings.callbacks
+        self.callbacks.append(Averages())
+
+
+class Member:
+    """Enters itself: that the list is shared is what it is for."""
+
+    def __init__(self, settings):
+        self.team, self.weights = settings.members, torch.zeros(WIDTH, WIDTH)
+        self.team.append(self)
+
+
+def of_one_configuration(kind):
+    settings = SimpleNamespace(callbacks=[], members=[])
+    return lambda number: kind(settings)
 
 
 class Journal:
@@ -146,6 +175,16 @@ def test_a_default_argument_is_to_be_made_in_the_function(tmp_path):
     fixes = [one.fix for one in found.remedies]
     assert fixes[:2] == ["own_container", "clear_container"]
     assert found.remedies[0].code == "seen.append(value)"
+
+
+def test_a_list_that_objects_are_given_is_to_be_copied_for_each(tmp_path):
+    found = findings_of(lambda: of_one_configuration(Fold), tmp_path / "run.json")[0]
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("growing-container", "own_container")
+    assert first.code == "self.callbacks = settings.callbacks"
+    assert first.typed == "list(settings.callbacks)"
+    others = findings_of(lambda: of_one_configuration(Member), tmp_path / "team.json")[0]
+    assert "own_container" not in [one.fix for one in others.remedies]
 
 
 def test_a_heap_is_to_hold_the_first_few(tmp_path):

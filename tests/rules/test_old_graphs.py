@@ -7,6 +7,9 @@ from collections import deque
 import torch
 from torch import nn
 
+import memprof
+from memprof.loading import load
+from memprof.rules.ranked_findings import findings
 from tests.rules.recorded import findings_of, names
 
 
@@ -198,3 +201,68 @@ def test_what_a_metric_saved_outside_of_modules_counts_as_well(tmp_path):
     # tanh, sigmoid and exp of five earlier steps
     assert graphs.bytes == 5 * 3 * 512 * 64 * 4
     assert graphs.remedies[0].code == "self.total = self.total + value"
+
+
+def energy(field):
+    return (field.sin() * field).sum()
+
+
+def solved(field, slope, right, rounds, tracker):
+    """Gradient steps for a linear system that `slope`'s graph multiplies by: none learns."""
+    x = torch.zeros_like(right)
+    r = right
+    for _ in range(rounds):
+        (product,) = torch.autograd.grad(slope, field, grad_outputs=r.detach(), retain_graph=True)
+        length = (r * r).sum() / ((r * product).sum() + 1.0)
+        x = x + length * r
+        r = r - length * product
+        tracker.step()
+    return x
+
+
+def newton(path, *, cut_off):
+    """Newton's method, whose right side has a graph, by which each round of the solver keeps one.
+
+    No module is called.
+    """
+    with memprof.track(path, sources=["cpu"], allowance_s=600) as tracker:
+        for _ in range(4):
+            field = torch.rand(128, 128, requires_grad=True)
+            (slope,) = torch.autograd.grad(energy(field), field, create_graph=True)
+            right = -slope.detach() if cut_off else -slope
+            solved(field, slope, right, 12, tracker)
+    return findings(load(path))
+
+
+def test_rounds_of_a_solver_that_nothing_learns_through_begin_with_what_has_no_graph(tmp_path):
+    (found,) = [
+        one
+        for one in newton(tmp_path / "run.json", cut_off=False)
+        if one.rule == "old-graphs" and not one.minor
+    ]
+    (first, *_) = found.remedies
+    assert first.fix == "detach"
+    assert "each round of a loop computes `r` and `x` from that of the last" in first.why
+    # `r` and `product` of the rounds before, and three numbers, which products have saved
+    assert found.bytes == 11 * (2 * 128 * 128 * 4 + 3 * 512)
+    assert first.saves_bytes >= found.bytes - 2 * 128 * 128 * 4
+    detached = newton(tmp_path / "detached.json", cut_off=True)
+    assert "old-graphs" not in [one.rule for one in detached]
+
+
+def unrolled(path):
+    """The same rounds, and a backward pass goes through all of them."""
+    with memprof.track(path, sources=["cpu"], allowance_s=600) as tracker:
+        for _ in range(4):
+            field = torch.rand(128, 128, requires_grad=True)
+            x = field * 1.0
+            for _ in range(12):
+                x = x - 0.1 * x.cos() * x
+                tracker.step()
+            torch.autograd.grad(energy(x), field, retain_graph=True)
+            torch.autograd.grad(x.sum(), field)
+    return findings(load(path))
+
+
+def test_rounds_that_a_backward_pass_goes_through_are_needed(tmp_path):
+    assert "old-graphs" not in [one.rule for one in unrolled(tmp_path / "run.json")]

@@ -159,7 +159,7 @@ def test_what_the_next_pass_replaces_is_read_in_part(tmp_path):
 def test_the_part_may_be_taken_of_the_call_itself(tmp_path):
     (found, *_) = findings_of(taken_at_once, tmp_path / "run.json")
     assert found.rule == "partly-read"
-    assert found.match.part.text.endswith("(ROWS, POSITIONS)))[:, -1, :]")
+    assert found.match.part.text == "decoder(…)[:, -1, :]"
     assert found.remedies[0].saves_bytes > 0.9 * found.bytes
     assert "partly-read" not in names(half_taken_at_once, tmp_path / "half.json")
 
@@ -727,6 +727,38 @@ def selected_by_a_variable():
         return [out["logits"].select(1, at).argmax(dim=-1).tolist() for at in range(POSITIONS)]
 
     return step
+
+
+def taken_of_an_entry_at_once():
+    """Neither the result nor its entry has a name."""
+    decoder = InDictionary()
+
+    @torch.no_grad()
+    def step(number):
+        ids = torch.randint(WORDS, (ROWS, POSITIONS))
+        return torch.softmax(decoder(ids)["logits"][:, -1], dim=-1).argmax(dim=-1).tolist()
+
+    return step
+
+
+def two_taken_at_once():
+    """Of two passes a part each: which of them has the large result is not known."""
+    decoder = InDictionary()
+
+    @torch.no_grad()
+    def step(number):
+        ids = torch.randint(WORDS, (ROWS, POSITIONS))
+        return (decoder(ids)["logits"][:, -1] - decoder(ids)["logits"][:, 0]).sum().item()
+
+    return step
+
+
+def test_the_part_may_be_taken_of_an_entry_of_the_call_itself(tmp_path):
+    (found, *_) = findings_of(taken_of_an_entry_at_once, tmp_path / "run.json")
+    assert (found.rule, found.bytes) == ("partly-read", ROWS * POSITIONS * WORDS * 4)
+    assert found.match.part.text == "decoder(…)['logits'][:, -1]"
+    assert found.remedies[0].code == 'return {"logits": self.head(self.embedding(ids))}'
+    assert "partly-read" not in names(two_taken_at_once, tmp_path / "two.json")
 
 
 def test_a_position_that_is_selected_of_an_entry_is_a_part(tmp_path):

@@ -216,6 +216,24 @@ def test_what_fills_a_container_that_the_program_keeps_short_is_explained(tmp_pa
     assert unexplained_growth(examine(run), ()) is None
 
 
+@pytest.mark.parametrize(("library", "is_told"), [("torch/optim/lbfgs", False), ("mine", True)])
+def test_what_fills_the_history_of_lbfgs_is_explained(library, is_told, tmp_path):
+    """It keeps ``history_size`` pairs and no more, and a few large steps are no finding."""
+    made_at = (
+        Frame("LBFGS.step", f"/env/site-packages/{library}.py", 397),
+        Frame("main", str(tmp_path / "train.py"), 2),
+    )
+    trace = TraceBuilder(device="cpu")
+    for step in range(STEPS):
+        trace.label(step=step, module="net")
+        trace.alloc(MIB, f"pair {step}", stack=made_at, category=Category.OPTIMIZER_STATE)
+    numbers = list(range(STEPS))
+    held = [MIB * (step + 1) for step in numbers]
+    steps = StepColumns(first=numbers, last=numbers, allocated=held, window=[0] * STEPS)
+    run = load(write_run(tmp_path / "run.json", trace.build(), steps=steps))
+    assert (unexplained_growth(examine(run), ()) is not None) == is_told
+
+
 def test_a_container_without_a_bound_leaks(tmp_path):
     run = replay(tmp_path, limit=-1)
     (leak,) = findings(run)

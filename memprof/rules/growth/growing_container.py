@@ -22,9 +22,18 @@ from memprof.rules.results_read import fate_of, reads_outside_torch
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.rules.source_facts import handed_over
 from memprof.rules.unread_fields import generated_part
-from memprof.source_code.program import Place, Program, called_name, calls_in, nodes_of
+from memprof.source_code.program import (
+    Place,
+    Program,
+    assigned,
+    called_name,
+    calls_in,
+    nodes_of,
+    root_name,
+)
 from memprof.source_code.reduced_containers import reduction_of_all
 from memprof.source_code.reductions import Reduced
+from memprof.source_code.scopes import parameters
 from memprof.source_code.verbs import FILLING
 
 __all__ = ["RULE"]
@@ -85,6 +94,16 @@ class GrowingContainer(GrowthRule[GrownContainer]):
                 "None, and make it in the function.",
                 cause.container.place,
             )
+        shared = _taken_over(cause.container)
+        if shared is not None:
+            place, given = shared
+            yield Advice(
+                "own_container",
+                f"{why}: it is `{given}`, which all objects that are given it fill together. Make "
+                "one for each, with what is in that.",
+                place,
+                typed=f"list({given})",
+            )
         yield from advice_on_missed(case)
         yield from _as_it_comes(cause, case, why)
         if _has_whole_states(cause, case):
@@ -120,6 +139,31 @@ def _is_default(holder: Holder) -> bool:
     if LinkKind.DEFAULT_ARGUMENT not in kinds:
         return False
     return LinkKind.ITEM not in kinds[: kinds.index(LinkKind.DEFAULT_ARGUMENT)]
+
+
+def _taken_over(container: FilledContainer) -> tuple[Place, str] | None:
+    """Where an object makes a list its own that it is given, and adds what it has just made to it.
+
+    ``self.callbacks = config.callbacks``, and `self.callbacks.append(BestWeights())` beside it.
+    """
+    place, filling = container.place, container.filling
+    function = place.function
+    is_of_object = filling.container.startswith("self.") and not filling.keyed
+    if function is None or function.name != "__init__" or not is_of_object:
+        return None
+    if not isinstance(filling.values[-1], ast.Call):
+        return None
+    for node in ast.walk(function):
+        for target, value in assigned(node):
+            if ast.unparse(target) != filling.container:
+                continue
+            if not isinstance(value, (ast.Attribute, ast.Name)):
+                return None
+            if root_name(value) not in set(parameters(function)) - {"self"}:
+                return None
+            at = place.program.place(target)
+            return (at, ast.unparse(value)) if at is not None else None
+    return None
 
 
 def _as_it_comes(cause: GrownContainer, case: Case, why: str) -> Iterator[Advice]:

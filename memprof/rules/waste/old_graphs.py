@@ -19,13 +19,15 @@ from memprof.rules.stored_contexts import advice_on_context, stored_attribute
 from memprof.source_code.call_sites import handed_to
 from memprof.source_code.idioms import growing, keyword
 from memprof.source_code.patch import diff, wrapped
-from memprof.source_code.program import Place, Program, calls_in, place_of
+from memprof.source_code.program import LOOPS, Place, Program, assigned, calls_in, place_of
 from memprof.source_code.values import goes_backward, is_object, survives_call
 from memprof.trace import EMPTY, Category, Frame, Phase
 from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["RULE"]
 
+_MOST_VISITED = 0.1
+"""Of what graphs saved outside of modules, that is of lines a backward pass goes through."""
 _LEAST_MODULES = 2
 """Modules whose activations stay: of one module it is as a rule a result that was stored."""
 _GROWTH = 1.4
@@ -62,7 +64,7 @@ class OldGraphs(WasteRule[OldGraph]):
 
     def matches(self, window: Window) -> Iterator[OldGraph]:
         """Activations of several modules that outlive their steps, neither growing nor awaited."""
-        mask = outlive_steps(window) & (window.category == Category.ACTIVATION)
+        mask = outlive_steps(window) & _is_of_graph(window)
         if not mask.any() or _grows(window, mask) or _is_awaited(window, mask):
             return
         at_peak = mask & window.at_peak
@@ -132,11 +134,33 @@ class OldGraphs(WasteRule[OldGraph]):
             yield Advice("detach", why_here, place, patch=patch)
         yield from advice_on_exceptions(case)
         each = f": detach what {_lines(several)} keep" if len(several) > 1 else ""
+        carried = _carried(case)
+        if carried:
+            names = " and ".join(f"`{name}`" for name in carried)
+            each = (
+                f": each round of a loop computes {names} from that of the last, and no backward "
+                "pass goes through it. Detach what the loop begins with"
+            )
         if added is not None:
             each = f": add `{ast.unparse(added.value)}` detached, or its number (`.item()`)"
         yield Advice("detach", f"{why}{each}.", places[0] if places else site)
         if added is not None:  # a line that is known to keep them says more than where they are of
             yield from unbuilt
+
+
+def _carried(case: Case) -> list[str]:
+    """Variables that a loop computes from themselves, with the graphs of what no module made."""
+    window = case.window
+    if window is None or (window.category == Category.ACTIVATION).any():
+        return []
+    names = set()
+    for search in window.searches:
+        for holder in search.holders:
+            place = case.place_of(holder) if holder.through_graph else None
+            name = holder.links[0].name
+            if place is not None and name and _is_of_itself(place, name):
+                names.add(name)
+    return sorted(names)
 
 
 def _unbuilt(
@@ -155,6 +179,19 @@ def _unbuilt(
         yield Advice(
             "no_grad", f"{why}: {kept_at} backward pass goes through them.", site, patch=patch
         )
+
+
+def _is_of_itself(place: Place, name: str) -> bool:
+    """Whether a statement in a loop binds a name to what it computes of it: ``r = r - step``."""
+    if not any(isinstance(one, LOOPS) for one in place.around):
+        return False
+    return any(
+        isinstance(target, ast.Name)
+        and target.id == name
+        and value is not None
+        and any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(value))
+        for target, value in assigned(place.statement)
+    )
 
 
 def _keeping_one_pass(case: Case, site: Place) -> list[Place]:
@@ -259,13 +296,38 @@ def _results_of(window: Window, at_peak: Bools) -> tuple[int, ...]:
     return tuple(int(window.lives.stack[one[0]]) for one in same)
 
 
+def _is_of_graph(window: Window) -> Bools:
+    """What graphs saved: of modules' operators, else what searches came upon through one."""
+    of_modules: Bools = window.category == Category.ACTIVATION
+    if of_modules.any():
+        return of_modules
+    saved = outlive_steps(window) & _saved_stacks(window) & ~window.has_owner
+    in_backward = window.phase == Phase.BACKWARD
+    saved &= ~in_backward  # of a graph that a backward pass has made: which goes on through it
+    visited = np.unique(window.origin_site[in_backward])
+    if in_backward.any() and not visited.any():
+        return np.zeros(len(saved), dtype=bool)  # what they went through was not looked at
+    # A backward pass that goes through it computes gradients of what the same lines computed.
+    of_visited = saved & np.isin(window.site, visited)
+    if window.bytes_of(of_visited) > _MOST_VISITED * window.bytes_of(saved):
+        return np.zeros(len(saved), dtype=bool)
+    saved &= ~of_visited
+    return saved
+
+
 def _is_mostly_saved(window: Window, at_peak: Bools) -> bool:
     """Whether searches in the job came upon most of it through graphs that something holds."""
+    nbytes = window.bytes_of(at_peak & _saved_stacks(window))
+    return nbytes > _MOSTLY * window.bytes_of(at_peak)
+
+
+def _saved_stacks(window: Window) -> Bools:
+    """What was made by stacks of which searches came upon something through a graph."""
     saved = {
         one.stack for one in window.searches if any(held.through_graph for held in one.holders[:1])
     }
-    nbytes = window.bytes_of(at_peak & np.isin(window.lives.stack, list(saved)))
-    return nbytes > _MOSTLY * window.bytes_of(at_peak)
+    of_saved: Bools = np.isin(window.lives.stack, list(saved))
+    return of_saved
 
 
 def _last_needed(window: Window, rows: Ints) -> Ints:

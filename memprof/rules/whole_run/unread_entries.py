@@ -14,7 +14,7 @@ from memprof.rules.held_at_peak import HeldAtPeak, last_searches
 from memprof.rules.rule import Advice
 from memprof.rules.run_rule import RunRule
 from memprof.rules.same_memory import ANY_GROWTH, Overlap
-from memprof.rules.unread_fields import UnreadField, unread_field
+from memprof.rules.unread_fields import UnreadField, unread_field, unread_key
 from memprof.source_code.program import with_imported
 from memprof.trace import EMPTY
 from memprof.units import format_bytes, format_percent
@@ -54,8 +54,9 @@ class UnreadEntriesOfItems(RunRule[UnreadEntries]):
             programs = with_imported(window.programs)
             by_name: dict[tuple[str, str], list[tuple[Finding, UnreadField]]] = {}
             for search in last_searches(examination, device):
-                field = unread_field(search.holders[0], programs)
-                if field is not None and field.items >= _FEWEST_ITEMS:
+                holder = search.holders[0]
+                field = unread_field(holder, programs) or unread_key(holder, programs)
+                if field is not None and (field.is_of_attribute or field.items >= _FEWEST_ITEMS):
                     by_name.setdefault((field.owner, field.name), []).append((search, field))
             for searches in by_name.values():
                 match = _match(searches, device, window)
