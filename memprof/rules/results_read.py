@@ -6,8 +6,11 @@ import ast
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from memprof.source_code.call_sites import handed_over
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.source_code.program import Program, called_name, calls_in, place_of
+from memprof.source_code.program import Place, Program, called_name, calls_in, place_of
+from memprof.source_code.scopes import parameters
+from memprof.source_code.values import values_of
 from memprof.trace import EMPTY, Frame
 from memprof.units import format_bytes
 from memprof.views.window import Window
@@ -33,6 +36,8 @@ _MOST_LINES = 3
 _MODULE_CALL = "_call_impl"
 _OUTSIDE_TORCH = ("array", "asarray", "dump", "dumps", "from_dlpack", "numpy", "save", "tolist")
 """What reads a tensor without an operator of torch's …"""
+_DEEPEST = 4
+"""Names that are followed, one to the next."""
 _JSON = "json."
 """It takes no tensors."""
 _SMALL = (
@@ -151,7 +156,7 @@ def _lines(window: Window, stacks: Sequence[int]) -> tuple[Frame, ...]:
 
 def reads_outside_torch(programs: Sequence[Program]) -> bool:
     """Whether a file hands tensors on to what torch's operators do not see, and not small ones."""
-    return any(_hands_outside(program.tree) for program in programs)
+    return any(_hands_outside(program, program.tree, programs) for program in programs)
 
 
 def handed_outside(frames: Sequence[Frame], reader: Frame | None) -> bool:
@@ -163,19 +168,52 @@ def handed_outside(frames: Sequence[Frame], reader: Frame | None) -> bool:
     """
     for frame in frames:
         place = place_of(frame)
-        if place is None or _hands_outside(place.scope):
+        if place is None or _hands_outside(place.program, place.scope, (place.program,)):
             return True
         if reader is not None and (frame.filename, frame.name) == (reader.filename, reader.name):
             return False
     return False
 
 
-def _hands_outside(tree: ast.AST) -> bool:
+def _hands_outside(program: Program, tree: ast.AST, programs: Sequence[Program]) -> bool:
     return any(
-        not any(_is_small(one) for one in _given(call))
+        not any(_is_small_at(program.place(call), one, programs) for one in _given(call))
         for call in calls_in(tree, *_OUTSIDE_TORCH)
         if not ast.unparse(call.func).startswith(_JSON)
     )
+
+
+def _is_small_at(
+    place: Place | None, value: ast.expr, programs: Sequence[Program], depth: int = _DEEPEST
+) -> bool:
+    """Whether a value is of what is small; a name by what it is bound to, or handed by a call.
+
+    ``rows.tolist()``, for ``rows`` of ``torch.randperm(n).split(k)`` that was handed on.
+    """
+    if _is_small(value):
+        return True
+    if place is None or not isinstance(value, ast.Name) or not depth:
+        return False
+    taken_from = _iterated(place, value.id)
+    if taken_from is not None:
+        return _is_small_at(place, taken_from, programs, depth - 1)
+    if place.function is not None and value.id in parameters(place.function):
+        handed = handed_over(place, value, programs)
+        return handed is not None and _is_small_at(*handed, programs, depth - 1)
+    values = list(values_of(place, value.id))
+    return bool(values) and all(
+        one is not None and _is_small_at(place, one, programs, depth - 1) for one in values
+    )
+
+
+def _iterated(place: Place, name: str) -> ast.expr | None:
+    """What a loop around a statement, or a comprehension in it, takes a variable from."""
+    for node in (*reversed(place.around), *ast.walk(place.statement)):
+        if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
+            targets = (one for one in ast.walk(node.target) if isinstance(one, ast.Name))
+            if any(one.id == name for one in targets):
+                return node.iter
+    return None
 
 
 def _given(call: ast.Call) -> list[ast.expr]:

@@ -68,9 +68,23 @@ def replaces_items(place: Place, name: str, length: int = 0, *, grew: bool = Fal
         for node in ast.walk(_scope_of(place, containers))
         if isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign)) and _may_lengthen(node, name)
     ]
+    if all("." in one for one in containers):
+        lengthening = [at for at in lengthening if at is None or not _is_of_own_list(at, name)]
     if grew and not lengthening:
         return False
     return all(at is not None and is_kept_to_length(at, length) for at in lengthening)
+
+
+def _is_of_own_list(place: Place, name: str) -> bool:
+    """Whether a statement lengthens a variable's list that its function has made itself.
+
+    No attribute of the same last name has that.
+    """
+    growth = growing(place)
+    if growth is None or growth.container != name or place.function is None:
+        return False
+    values = list(values_of(place, name))
+    return bool(values) and all(isinstance(one, (ast.List, ast.ListComp)) for one in values)
 
 
 def _scope_of(place: Place, containers: set[str]) -> ast.AST:

@@ -133,3 +133,49 @@ def test_nothing_is_said_where_the_copies_are_needed_or_are_none(tmp_path):
     for kind_of_model in (OfTheirOwn, AlsoRead, Together):
         found = names(lambda model=kind_of_model: training(model), tmp_path / "run.json")
         assert "gathered-weights" not in found, kind_of_model
+
+
+class Bootstrap:
+    """Days are drawn with all assets, and every one is multiplied by the same weights."""
+
+    def __init__(self):
+        self.returns = torch.randn(250, WIDTH)
+
+    def paths(self, days, weights):
+        draws = self.returns[days]
+        return draws @ weights
+
+
+class Projected(Bootstrap):
+    def paths(self, days, weights):
+        return (self.returns @ weights)[days]
+
+
+class EachItsOwn(Bootstrap):
+    """Each row is multiplied by a column of its own: it has to be gathered."""
+
+    def __init__(self):
+        self.returns = torch.randn(KINDS, WIDTH, WIDTH)
+
+    def paths(self, days, weights):
+        column = torch.randn(len(days), WIDTH).unsqueeze(-1)
+        draws = self.returns[days]
+        return torch.matmul(draws, column)
+
+
+def drawing(kind, shape, most):
+    job = kind()
+    return lambda _: job.paths(torch.randint(most, shape), torch.rand(WIDTH)).mean().item()
+
+
+def test_what_all_rows_are_multiplied_by_comes_before_they_are_gathered(tmp_path):
+    program = lambda kind: lambda: drawing(kind, (100, 250), 250)  # noqa: E731
+    (one,) = findings_of(program(Bootstrap), tmp_path / "run.json")
+    first = one.remedies[0]
+    assert (one.rule, one.minor, one.bytes) == ("gathered-weights", False, 100 * 250 * WIDTH * 4)
+    assert (first.fix, first.typed) == ("transform_nodes", "(self.returns @ weights)[days]")
+    findings_of(program(Projected), tmp_path / "fixed.json")
+    before, after = (peak_of(tmp_path / name) for name in ("run.json", "fixed.json"))
+    assert first.saves_bytes == pytest.approx(before - after, rel=0.1)
+    own = findings_of(lambda: drawing(EachItsOwn, (ROWS,), KINDS), tmp_path / "own.json")
+    assert own[0].remedies[0].fix == "multiply_by_kind"

@@ -10,7 +10,11 @@ from torch import nn
 import memprof
 from memprof.loading import load
 from memprof.rules.ranked_findings import findings
+from memprof.testing import TraceBuilder, write_run
+from memprof.trace import Category, Frame, Phase
 from tests.rules.recorded import findings_of, names
+
+MIB = 1 << 20
 
 
 def job():
@@ -266,3 +270,25 @@ def unrolled(path):
 
 def test_rounds_that_a_backward_pass_goes_through_are_needed(tmp_path):
     assert "old-graphs" not in [one.rule for one in unrolled(tmp_path / "run.json")]
+
+
+def looked_at_now_and_then(path):
+    """Of most passes it is not known what autograd saved; all of eight steps goes at once."""
+    trace = TraceBuilder(device="cpu")
+    for step in range(32):
+        for module in ("net.0", "net.1"):
+            trace.label(step=step, module=module, phase=Phase.FORWARD)
+            category = Category.UNKNOWN if step % 8 else Category.ACTIVATION
+            made_by = (Frame(f"{module}.forward", str(path.with_suffix(".py")), 3),)
+            trace.alloc(MIB, f"{module} {step}", stack=made_by, category=category)
+        trace.label(step=step)
+        trace.alloc(512, f"number {step}").free(f"number {step}")
+        for earlier in range(step - 7, step + 1) if step % 8 == 7 else ():
+            trace.free(f"net.0 {earlier}").free(f"net.1 {earlier}")
+    return load(write_run(path, trace.build()))
+
+
+def test_what_the_same_calls_made_while_autograd_was_not_looked_at_counts_as_well(tmp_path):
+    run = looked_at_now_and_then(tmp_path / "run.json")
+    (graphs,) = [one for one in findings(run) if one.rule == "old-graphs"]
+    assert graphs.bytes == 6 * 2 * MIB  # the last two of eight steps are no older than their step

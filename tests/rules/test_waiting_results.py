@@ -126,7 +126,28 @@ def score(result):
 """
 
 
-@pytest.mark.parametrize(("text", "headlines"), [(BY_NUMPY, 0), (PLACES, 1)])
+OF_ROWS = """
+import torch
+
+def chosen(best, rows):
+    return [best[row].item() for row in rows.tolist()]
+
+def score(result):
+    best, order = result.argmax(-1), torch.randperm(len(result))
+    return [chosen(best, rows) for rows in order.split(64)]
+"""
+OF_WHAT_IS_GIVEN = """
+def chosen(result, values):
+    return result.argmax(-1).tolist(), values.tolist()
+
+def score(result):
+    return chosen(result, result)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "headlines"), [(BY_NUMPY, 0), (PLACES, 1), (OF_ROWS, 1), (OF_WHAT_IS_GIVEN, 0)]
+)
 def test_what_numpy_may_read_unseen_is_no_headline(text, headlines, tmp_path):
     metrics = tmp_path / "metrics.py"
     metrics.write_text(text)

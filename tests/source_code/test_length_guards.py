@@ -238,3 +238,22 @@ def test_a_list_that_was_seen_to_grow_is_made_as_it_fills(tmp_path):
         source.write_text(FUNCTION.format(body=f"        {body}"))
         place = place_of(Frame("", str(source), len(source.read_text().splitlines())))
         assert replaces_items(place, "rows", 8, grew=True) is is_replaced
+
+
+@pytest.mark.parametrize(
+    ("other", "is_replaced"),
+    [
+        ("    rows = [x]\n    rows.append(x)", True),
+        ("    rows = [one for one in x]\n    rows += x", True),
+        ("    rows = pool.rows\n    rows.append(x)", False),
+        ("    rows = [x]\n    rows = pool.rows\n    rows.append(x)", False),
+        ("    pool.rows.append(x)", False),
+    ],
+)
+def test_a_variable_of_its_own_does_not_lengthen_an_attributes_list(tmp_path, other, is_replaced):
+    source = tmp_path / "program.py"
+    source.write_text(
+        "class Pool:\n    def put(self, at, x):\n        self.rows[at] = x\n\n\n"
+        f"def rollout(pool, x):\n{other}\n"
+    )
+    assert replaces_items(place_of(Frame("", str(source), 3)), "rows") is is_replaced

@@ -21,6 +21,9 @@ from memprof.views.window import Window
 
 __all__ = ["RULE"]
 
+_PAIR = 2
+_WIDENING = frozenset(("reshape", "unflatten", "unsqueeze", "view"))
+"""What gives a tensor one more dimension."""
 _PRODUCTS = frozenset(("baddbmm", "bmm", "einsum", "matmul"))
 _LEAST_COPIES = 4
 """Times as many bytes as what is gathered from: with fewer, the rows hardly repeat."""
@@ -37,6 +40,8 @@ class _Gather:
     index: ast.expr
     lines: tuple[int, ...]
     """Of the products that read the copies."""
+    factor: str = ""
+    """What all rows are multiplied by, behind them; empty where each has another one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +52,8 @@ class Copies(Match):
     index: str = ""
     times: int = 0
     """So many times as large as what they were taken from."""
+    factor: str = ""
+    """What all of them are multiplied by, and not each by its own row."""
 
 
 class GatheredWeights(WasteRule[Copies]):
@@ -54,7 +61,7 @@ class GatheredWeights(WasteRule[Copies]):
 
     name = "gathered-weights"
     summary = "a matrix is copied for each row that is multiplied by it"
-    fixes = ("multiply_by_kind", "chunk")
+    fixes = ("transform_nodes", "multiply_by_kind", "chunk")
 
     def matches(self, window: Window) -> Iterator[Copies]:
         """The large tensor of the peak: gathered by an index, for nothing but a product."""
@@ -80,14 +87,28 @@ class GatheredWeights(WasteRule[Copies]):
             source=ast.unparse(gather.source),
             index=ast.unparse(gather.index),
             times=size // source,
+            factor=gather.factor,
         )
 
     def title(self, match: Copies) -> str:
         """Say of what they are copies."""
+        if match.factor:
+            rows = f"are rows of `{match.source}`, each gathered some {match.times:,} times"
+            return f"{rows} to be multiplied by `{match.factor}`"
         return f"are copies of `{match.source}`, one matrix for each row that is multiplied by it"
 
     def advice(self, match: Copies, case: Case) -> Iterator[Advice]:
-        """Multiply the rows of one kind together."""
+        """Multiply the rows of one kind together; or before they are gathered, all by the same."""
+        if match.factor:
+            why = (
+                f"{format_bytes(match.nbytes)} are multiplied by `{match.factor}`, which makes the "
+                f"same of a row each time that it was gathered: multiply `{match.source}` by it "
+                "once, and gather what that makes."
+            )
+            typed = f"({match.source} @ {match.factor})[{match.index}]"
+            yield Advice("transform_nodes", why, case.site, typed=typed)
+            yield Advice("chunk", "Or work through the rows in parts.", case.site)
+            return
         why = (
             f"The copies, with their gradients {format_bytes(match.nbytes)}, are {match.times:,} "
             f"times as large as `{match.source}`: multiply all rows of one `{match.index}` "
@@ -104,14 +125,39 @@ def _gather(place: Place) -> _Gather | None:
         parts = _parts_of_gather(statement.value)
         target = statement.targets[0]
         if parts is not None and isinstance(target, ast.Name):
-            lines = _lines_of_products(place, target.id)
-            return _Gather(*parts, lines) if lines else None
+            products = list(_products(place, target.id))
+            factors = {_factor(place, product, read) for product, read in products}
+            lines = tuple(read.lineno for _, read in products)
+            factor = factors.pop() if len(factors) == 1 else ""
+            return _Gather(*parts, lines, factor) if lines else None
     for call in own_calls(statement, *_PRODUCTS):
         for argument in call.args:
             parts = _parts_of_gather(argument)
             if parts is not None:
-                return _Gather(*parts, (place.line,))
+                return _Gather(*parts, (place.line,), _factor(place, call, argument))
     return None
+
+
+def _factor(place: Place, product: ast.Call | ast.BinOp, gathered: ast.expr) -> str:
+    """What a product multiplies all that was gathered by: ``weights`` of ``rows @ weights``.
+
+    Empty where it comes first, or was given a dimension for the rows: then each has its own.
+    """
+    if isinstance(product, ast.BinOp):
+        left, right = product.left, product.right
+    elif called_name(product) == "matmul" and len(product.args) == _PAIR:
+        left, right = product.args
+    else:
+        return ""
+    if left is not gathered or not isinstance(right, (ast.Attribute, ast.Name)):
+        return ""
+    values = [*values_of(place, right.id)] if isinstance(right, ast.Name) else []
+    nodes = [node for one in values if one is not None for node in ast.walk(one)]
+    is_of_row = any(
+        called_name(node) in _WIDENING or (isinstance(node, ast.Constant) and node.value is None)
+        for node in nodes
+    )
+    return "" if is_of_row else ast.unparse(right)
 
 
 def _parts_of_gather(value: ast.expr) -> tuple[ast.expr, ast.expr] | None:
@@ -126,17 +172,17 @@ def _parts_of_gather(value: ast.expr) -> tuple[ast.expr, ast.expr] | None:
     return (given[0], given[2]) if len(given) > 2 and ast.unparse(given[1]) == "0" else None
 
 
-def _lines_of_products(place: Place, name: str) -> tuple[int, ...]:
-    """Lines of the products that are all that reads a variable; empty if there is other use."""
-    lines = []
+def _products(place: Place, name: str) -> Iterator[tuple[ast.Call | ast.BinOp, ast.expr]]:
+    """The products that are all that reads a variable, with the reads; none with other use."""
+    products: list[tuple[ast.Call | ast.BinOp, ast.expr]] = []
     for read, around in reads_of(place.scope, name):
         above = around[-1]
         by_call = isinstance(above, ast.Call) and called_name(above) in _PRODUCTS
         by_sign = isinstance(above, ast.BinOp) and isinstance(above.op, ast.MatMult)
         if not by_call and not by_sign:
-            return ()
-        lines.append(read.lineno)
-    return tuple(lines)
+            return
+        products.append((above, read))  # type: ignore[arg-type]
+    yield from products
 
 
 def _bytes_of_source(window: Window, row: int, place: Place, source: ast.expr) -> int:

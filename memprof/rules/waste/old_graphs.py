@@ -300,7 +300,12 @@ def _is_of_graph(window: Window) -> Bools:
     """What graphs saved: of modules' operators, else what searches came upon through one."""
     of_modules: Bools = window.category == Category.ACTIVATION
     if of_modules.any():
-        return of_modules
+        stacks = np.unique(window.lives.stack[of_modules])
+        unlooked = (window.category == Category.UNKNOWN) & (window.phase == Phase.FORWARD)
+        # What the same calls made while autograd was not looked at: it goes as the others do.
+        unlooked &= np.isin(window.lives.stack, stacks) & ~window.has_owner & (window.module > 0)
+        both: Bools = of_modules | unlooked
+        return both
     saved = outlive_steps(window) & _saved_stacks(window) & ~window.has_owner
     in_backward = window.phase == Phase.BACKWARD
     saved &= ~in_backward  # of a graph that a backward pass has made: which goes on through it
