@@ -11,6 +11,7 @@ from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Place, Program, called_name, calls_in, place_of
 from memprof.source_code.scopes import parameters
 from memprof.source_code.values import values_of
+from memprof.source_code.verbs import SAME_VALUES
 from memprof.trace import EMPTY, Frame
 from memprof.units import format_bytes
 from memprof.views.window import Window
@@ -36,6 +37,13 @@ _MOST_LINES = 3
 _MODULE_CALL = "_call_impl"
 _OUTSIDE_TORCH = ("array", "asarray", "dump", "dumps", "from_dlpack", "numpy", "save", "tolist")
 """What reads a tensor without an operator of torch's …"""
+_GIVING_PARTS = SAME_VALUES - {"expand", "repeat"} | {
+    "chunk",
+    "detach",
+    "split",
+    "tensor_split",
+    "unbind",
+}
 _DEEPEST = 4
 """Names that are followed, one to the next."""
 _JSON = "json."
@@ -192,6 +200,11 @@ def _is_small_at(
     """
     if _is_small(value):
         return True
+    while isinstance(value, (ast.Call, ast.Subscript)):
+        inner = value.value if isinstance(value, ast.Subscript) else _receiver(value)
+        if inner is None:
+            return False
+        value = inner
     if place is None or not isinstance(value, ast.Name) or not depth:
         return False
     taken_from = _iterated(place, value.id)
@@ -204,6 +217,12 @@ def _is_small_at(
     return bool(values) and all(
         one is not None and _is_small_at(place, one, programs, depth - 1) for one in values
     )
+
+
+def _receiver(call: ast.Call) -> ast.expr | None:
+    """``rows`` of ``rows.split(64)``, and of other methods that give no more than there is."""
+    is_method = isinstance(call.func, ast.Attribute) and call.func.attr in _GIVING_PARTS
+    return call.func.value if is_method else None  # type: ignore[attr-defined]
 
 
 def _iterated(place: Place, name: str) -> ast.expr | None:

@@ -142,3 +142,69 @@ def images():
 def test_images_are_another_rules(tmp_path):
     found = findings_of(spelling(images), tmp_path / "run.json")
     assert "mostly-zeros" not in [one.rule for one in found]
+
+
+class Slots:
+    """Room for many places, of which a search fills a few; its beams are put in order each time."""
+
+    def __init__(self, beams, places):
+        self.keys = torch.zeros(beams, places, WIDTH)
+        self.length = 0
+
+    def put(self, values):
+        self.keys[:, self.length] = values
+        self.length += 1
+
+    def reorder(self, parents):
+        self.keys = self.keys.index_select(0, parents)
+
+
+def searching(places, used=USED):
+    """Of each request's cache a new copy is made for each token, and none stays."""
+
+    def program():
+        state = {}
+
+        def step(number):
+            if number % used == 0:
+                state["slots"] = Slots(BATCH, places)
+            slots = state["slots"]
+            slots.put(torch.randn(BATCH, WIDTH))
+            slots.reorder(torch.randperm(BATCH))
+            return slots.keys[:, : slots.length].sum().item()
+
+        return step
+
+    return program
+
+
+def test_copies_of_what_is_begun_anew_with_far_too_many_places_are_known_by_all_of_them(tmp_path):
+    steps = 6 * USED
+    found = findings_of(searching(PLACES), tmp_path / "run.json", steps)
+    (one,) = [finding for finding in found if finding.rule == "mostly-zeros"]
+    (first,) = one.remedies
+    assert not one.minor
+    assert re.search(r"are tensors of 1,024 places, of which (\d+) were seen filled", one.title)
+    assert one.site.code == "self.keys = torch.zeros(beams, places, WIDTH)"
+    assert (first.fix, first.code) == ("right_size", 'state["slots"] = Slots(BATCH, places)')
+    findings_of(searching(USED), tmp_path / "small.json", steps)
+    saved = peak_of(tmp_path / "run.json") - peak_of(tmp_path / "small.json")
+    assert abs(first.saves_bytes - saved) <= 0.1 * saved
+    half = findings_of(searching(2 * USED), tmp_path / "half.json", steps)
+    assert "mostly-zeros" not in [finding.rule for finding in half]
+
+
+def filled_by_copies():
+    """A memory that is copied as it is filled, once and for all."""
+    memory = [torch.zeros(1024, 256)]
+
+    def step(number):
+        memory[0] = memory[0].clone()
+        memory[0][number * 2 : (number + 1) * 2] = torch.randn(2, 256)
+        return memory[0][: (number + 1) * 2].sum().item()
+
+    return step
+
+
+def test_what_is_being_filled_by_copies_is_none(tmp_path):
+    assert not zeros(filled_by_copies, tmp_path / "run.json")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -11,7 +11,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.rules.values_read import Values, rows_of, values_by_stack_and_size
-from memprof.source_code.size_statement import size_statement
+from memprof.source_code.size_statement import length_given_at, size_statement
 from memprof.trace import EMPTY, SURVIVOR_AGE, Category
 from memprof.units import format_bytes
 from memprof.views.window import Window
@@ -27,6 +27,10 @@ _FEWEST_PLACES = 16
 _MOST_DIMENSIONS = 3
 """Of what is kept by its indices: of images fewer bytes a value do, see `bytes-as-floats`."""
 _INDEX_BYTES = 8
+_FAR_LESS = 4
+"""Times as many places as were ever filled, where each tensor is soon replaced by a copy, …"""
+_FEWEST_BEGUN, _COPIED_TIMES = 4, 2
+"""… steps that begin with an empty one, and copies of each."""
 _IN_USE = frozenset(
     (Category.PARAMETER, Category.GRADIENT, Category.OPTIMIZER_STATE, Category.ACTIVATION)
 )
@@ -88,11 +92,15 @@ class MostlyZerosRule(WasteRule[MostlyZeros]):
             if known[key].is_settled:
                 settled |= rows[key]
         settled &= window.at_peak & lasting & (lives.stack != EMPTY)
-        if not settled.any():
+        is_settled = bool(settled.any())
+        main = window.main_site(settled) if is_settled else _begun_anew(window, known, kinds)
+        if main < 0:
             return
-        main = window.main_site(settled)
         main_key = int(lives.stack[main]), int(lives.requested[main])
         pattern, remains = kinds[main_key]
+        values = known[main_key] if is_settled else _fullest(known, kinds, known[main_key])
+        if not is_settled:
+            remains = values.used / values.extent
         every = np.zeros(len(lives), bool)
         for key, (kind, _) in kinds.items():
             if kind is not pattern:
@@ -112,7 +120,7 @@ class MostlyZerosRule(WasteRule[MostlyZeros]):
             nbytes=nbytes,
             saving=window.replayed(window.whole(np.flatnonzero(every))),
             pattern=pattern,
-            values=known[main_key],
+            values=values,
             remains=remains,
         )
 
@@ -142,7 +150,8 @@ class MostlyZerosRule(WasteRule[MostlyZeros]):
                 f"no look saw more than {values.used:,} of them filled: make them as long as what "
                 "is put in, and longer where that is not enough."
             )
-            place = size_statement(place) or place
+            given = length_given_at(place, values.dim, case.everywhere)
+            place = given or size_statement(place) or place
         elif match.pattern is _Pattern.PADDING:
             why = (
                 f"{nbytes} are padded along dimension {values.dim}: keep each entry as long as it "
@@ -160,6 +169,48 @@ class MostlyZerosRule(WasteRule[MostlyZeros]):
                 "that, or make the rows of a batch of it."
             )
         yield Advice(match.pattern.value, why, place, remains=match.remains)
+
+
+def _fullest(
+    known: Mapping[tuple[int, int], Values],
+    kinds: Mapping[tuple[int, int], tuple[_Pattern, float]],
+    values: Values,
+) -> Values:
+    """Of what has the same shape and is empty at its end, that with the most places filled."""
+    alike = (known[key] for key, (kind, _) in kinds.items() if kind is _Pattern.TAIL)
+    return max((one for one in alike if one.shape == values.shape), key=lambda one: one.used)
+
+
+def _begun_anew(
+    window: Window,
+    known: Mapping[tuple[int, int], Values],
+    kinds: Mapping[tuple[int, int], tuple[_Pattern, float]],
+) -> int:
+    """A tensor of many places, of which few are filled until the next is made; -1 for none.
+
+    Copies of it take its place in every step, as where beams are put in order, and no single one
+    stays: it is known from the several that were begun with.
+    """
+    tails = [key for key, (kind, _) in kinds.items() if kind is _Pattern.TAIL]
+    best, most = -1, 0
+    for key in tails:
+        rows = np.flatnonzero(rows_of(window, *key))
+        copies = [
+            np.flatnonzero(rows_of(window, *other))
+            for other in tails
+            if other != key and known[other].shape == known[key].shape
+        ]
+        there = sum(int(np.count_nonzero(window.at_peak[one])) for one in copies)
+        is_short = all(
+            _FAR_LESS * known[one].used <= known[one].extent
+            for one in tails
+            if known[one].shape == known[key].shape
+        )
+        is_begun = len(np.unique(window.made_in[rows])) >= _FEWEST_BEGUN
+        is_copied = any(len(one) >= _COPIED_TIMES * len(rows) for one in copies)
+        if is_begun and is_copied and is_short and there > most:
+            best, most = int(rows[0]), there
+    return best
 
 
 def _kind(values: Values, dimensions: int) -> tuple[_Pattern, float] | None:

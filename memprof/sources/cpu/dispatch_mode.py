@@ -140,17 +140,22 @@ class Watch:
         if not self._is_pushed:
             pop_left()
 
-    def is_remembered(self) -> bool:
+    def is_remembered(self, *, in_operator: bool = False) -> bool:
         """Whether torch will ask for a mode when the program leaves a block that it is in.
+
+        ``in_operator``: of the moment when the operator will have returned, of which the mode is
+        told; until then torch has put it aside.
 
         ``torch.inference_mode`` puts back what there was as it began, and with it that a mode is to
         be asked. If there is none by then, every operator of the program fails
         (``c10::InferenceMode``, PythonFallbackKernel.cpp; 2.4 to 2.15). A block that was begun by
-        C++ shows only where it is of another kind than there was when the mode was put in place.
-        A call of what ``torch.compile`` returned does the same from 2.13 on, and a compilation in
-        all versions.
+        C++ shows only where it infers and the mode was put in place outside of inference; where it
+        is the other way round, the block has ended in which the mode was put in place. A call of
+        what ``torch.compile`` returned does the same from 2.13 on, and a compilation in all
+        versions.
         """
-        if self._blocks or (self._infers is not _infers() and is_asked()):
+        is_of_cpp = not self._infers and _infers() and (in_operator or is_asked())
+        if self._blocks or is_of_cpp:
             return True
         return _is_in_remembering_call()
 
@@ -213,7 +218,7 @@ def _pass_on_and_leave(
 ) -> Any:
     out = func(*args, **kwargs or {})
     # Torch puts the mode back as this returns. A profile function is called soon after that.
-    if _can_be_taken() and sys.getprofile() is None:
+    if _can_be_taken(in_operator=True) and sys.getprofile() is None:
         sys.setprofile(_leave)
     return out
 
@@ -281,7 +286,7 @@ def leave_soon() -> None:
         attempt = next(_attempts)
         if attempt & (attempt - 1):
             return  # no power of two
-    if _can_be_taken():
+    if _can_be_taken(in_operator=True):
         _leaving.request()
 
 
@@ -290,10 +295,11 @@ def _is_traced() -> bool:
     return sys.getprofile() not in (None, _leave) or sys.gettrace() is not None
 
 
-def _can_be_taken() -> bool:
+def _can_be_taken(*, in_operator: bool = False) -> bool:
     """Whether one that was left comes off this thread's stack once the operator has returned."""
     return not _in_backward() and any(
-        not one.is_elsewhere and not one.is_remembered() for one in _remaining
+        not one.is_elsewhere and not one.is_remembered(in_operator=in_operator)
+        for one in _remaining
     )
 
 

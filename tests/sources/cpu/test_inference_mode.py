@@ -213,3 +213,47 @@ torch.ones(1)
 print(is_asked(), torch._C._len_torch_dispatch_stack(), torch._C._InferenceMode is real)
 """)
     assert out.split() == ["False", "0", "True"]
+
+
+def test_a_mode_that_began_in_an_earlier_block_goes_with_the_one_in_which_it_ended():
+    """Torch asks for it again once somebody has put it aside and back, outside of any block."""
+    out = run("""
+from torch.utils._python_dispatch import _disable_current_modes
+
+watch = Watch(dispatch)
+with torch.inference_mode():
+    watch.push()
+with _disable_current_modes():
+    pass
+inside = is_asked()
+with torch.inference_mode():
+    torch.ones(1)
+    taken = watch.pop()
+torch.ones(2)
+print(inside, taken, is_asked(), torch._C._len_torch_dispatch_stack(), len(asked))
+""")
+    assert out.split() == ["True", "False", "False", "0", "1"]
+
+
+def test_in_a_block_of_cpp_no_operator_tries_to_take_a_mode_that_is_remembered():
+    """Each instruction of Python's until its end would try in vain, after each operator again."""
+    out = run("""
+from memprof.sources.cpu import dispatch_mode
+
+tries, ask = [], dispatch_mode._leaving.request
+dispatch_mode._leaving.request = lambda: (tries.append(1), ask())
+real = torch._C._InferenceMode
+watch = Watch(dispatch)
+watch.push()
+block = real(True)  # seen by nobody
+block.__enter__()
+taken = watch.pop()
+for _ in range(5):
+    torch.ones(1)
+within = len(tries)
+del block
+torch.ones(1)
+pop_left()
+print(taken, within, len(tries) > 0, is_asked(), torch._C._len_torch_dispatch_stack())
+""")
+    assert out.split() == ["False", "0", "True", "False", "0"]
