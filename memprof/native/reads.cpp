@@ -35,6 +35,8 @@ constexpr int64_t kLeastPart = 512;
 constexpr size_t kMostFollowed = 1u << 16;
 // Of a block of which less was read it is said also where it was read to the end.
 constexpr double kMostly = 0.5;
+// Of a block's bytes, which the allocator may have rounded up.
+constexpr double kAll = 0.99;
 // Waiting to be taken: what comes then is not known of.
 constexpr size_t kMostGone = 1u << 20;
 
@@ -66,6 +68,7 @@ enum class Way {
   kViewing, // it returns a view: nothing is read yet
   kPicking, // it reads as many values as it returns
   kWriting, // it may return what it was given, and has read and written that
+  kChanging, // the same, value by value: of what it changes throughout nothing was read for good
   kCalling, // it consists of other operators
 };
 
@@ -114,7 +117,7 @@ Way way_of_operator(const at::RecordFunction& call) {
     return Way::kViewing;
   }
   if (writes) {
-    return Way::kWriting;
+    return known->hasTag(at::Tag::pointwise) ? Way::kChanging : Way::kWriting;
   }
   return picking().count(name->name) ? Way::kPicking : Way::kReading;
 }
@@ -259,6 +262,10 @@ void ends(const at::RecordFunction& function, at::ObserverContext* context) {
     }
     if (call->way == Way::kReading && is_returned) {
       continue; // ``_unsafe_view``, whose schema does not say so
+    }
+    const bool is_all = static_cast<double>(one.bytes) >= kAll * static_cast<double>(block.size);
+    if (call->way == Way::kChanging && is_returned && one.is_first && is_all) {
+      continue;
     }
     const bool picks = call->way == Way::kPicking && one.is_first;
     block.part += static_cast<double>(picks ? returned_bytes : one.bytes) /

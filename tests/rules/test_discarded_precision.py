@@ -71,6 +71,32 @@ class Sums:
         return sums.argmax(1)
 
 
+class Canvas(Sums):
+    """The room for the sums is asked of the weights themselves."""
+
+    @torch.no_grad()
+    def step(self, number):
+        sums = self.weights.new_zeros(FRAMES, WIDTH)
+        for _ in range(3):
+            out = self.model(torch.randn(FRAMES, WIDTH))
+            sums.addcmul_(out.to(sums.dtype), self.weights)
+        return sums.argmax(1)
+
+
+class Simulation:
+    """All of it is in the type of the data, and a mask takes that type as well."""
+
+    def __init__(self, weights):
+        self.weights = weights
+
+    def step(self, number):
+        sums = self.weights.new_zeros(FRAMES, WIDTH)
+        for _ in range(3):
+            mask = torch.rand(FRAMES, WIDTH) > 0.5
+            sums.addcmul_(mask.to(sums.dtype), self.weights)
+        return sums.argmax(1)
+
+
 def weights():
     """They are multiplied, so that an operator shows what they are."""
     return torch.from_numpy(np.hanning(FRAMES * WIDTH)).reshape(FRAMES, WIDTH) * 2
@@ -101,6 +127,20 @@ def test_sums_take_the_type_of_data_that_came_in_float64(tmp_path):
     assert first.line == Sums.step.__wrapped__.__code__.co_firstlineno + 2
     for number, other in enumerate((of_narrow_weights_type, of_a_type_that_was_asked_for)):
         assert "discarded-precision" not in names(other, tmp_path / f"{number}.json")
+
+
+def test_room_that_such_data_is_asked_for_is_of_its_type_as_well(tmp_path):
+    found = findings_of(lambda: Canvas(weights()).step, tmp_path / "run.json")
+    (one,) = [one for one in found if one.rule == "discarded-precision"]
+    first = one.remedies[0]
+    assert one.bytes == FRAMES * WIDTH * 8
+    assert first.saves_bytes == FRAMES * WIDTH * 4
+    assert first.why.startswith("`self.weights.new_zeros` takes the type of data that came")
+    assert first.code == "sums = self.weights.new_zeros(FRAMES, WIDTH)"
+    others = (Canvas(weights().float()), Simulation(weights()))
+    for number, other in enumerate(others):
+        found = names(lambda job=other: job.step, tmp_path / f"{number}.json")
+        assert "discarded-precision" not in found
 
 
 def series(batch, count=8):

@@ -93,6 +93,44 @@ def pasted_few():
     return pasted(first=True)
 
 
+class Chosen(nn.Module):
+    """A part of a model that goes on with few of the rows, as one that samples frames does."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.count = count
+
+    def forward(self, rows):
+        return rows[torch.randperm(len(rows))[: self.count]]
+
+
+def chosen_last(count):
+    def program():
+        parts = nn.Sequential(nn.Linear(8, ITEMS), nn.Tanh(), Chosen(count))
+
+        @torch.no_grad()
+        def step(number):
+            points = torch.randn(ITEMS, 8)
+            return parts(points).sum().item()
+
+        return step
+
+    return program
+
+
+def test_earlier_parts_of_a_container_work_for_the_rows_that_a_later_one_picks(tmp_path):
+    (found,) = own(findings_of(chosen_last(16), tmp_path / "run.json"))
+    assert found.match.part == pytest.approx(16 / ITEMS, abs=1e-4)
+    assert found.bytes == 2 * ITEMS * ITEMS * 4  # of the layer, and of what follows it
+    assert own(findings_of(chosen_last(ITEMS), tmp_path / "all.json")) == []
+
+
+def test_what_is_changed_value_by_value_is_not_read_by_that(tmp_path):
+    (found,) = own(findings_of(changed_throughout, tmp_path / "run.json"))
+    assert found.match.part == pytest.approx(4 / ITEMS, abs=1e-4)
+    assert found.site.code == "product = points @ points.t()"
+
+
 def test_what_is_made_large_before_most_of_it_is_dropped(tmp_path):
     found = findings_of(pasted_all, tmp_path / "run.json")
 
@@ -136,7 +174,19 @@ def kept_for_many_steps():
 
 
 def written_into():
-    """A product that more is added to, and of which a few rows are read."""
+    """Values are added to some of it, and all of it may be there for that."""
+    points = torch.randn(ITEMS, 8)
+
+    def step(number):
+        product = points @ points.t()
+        product.index_add_(0, torch.zeros(ITEMS, dtype=torch.long), torch.ones(ITEMS, ITEMS))
+        return product[:4].mean()
+
+    return step
+
+
+def changed_throughout():
+    """A product that a number is added to, and of which a few rows are read."""
     points = torch.randn(ITEMS, 8)
 
     def step(number):

@@ -11,9 +11,9 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idioms import keyword
-from memprof.source_code.program import Place, calls_in, place_of
+from memprof.source_code.program import Place, called_name, calls_in, place_of
 from memprof.source_code.verbs import FACTORIES
-from memprof.trace import SURVIVOR_AGE
+from memprof.trace import SURVIVOR_AGE, Category
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
 
@@ -26,6 +26,8 @@ _LEAST_SHARE = 0.1
 _LEAST_TAKEN = 0.05
 """Of the data: so much is converted, where steps take batches out of it. A few numbers that are
 made float32 say nothing of it."""
+_OF_OWN_TYPE = ("new_empty", "new_full", "new_ones", "new_zeros")
+"""Methods that make a tensor of the type that theirs has."""
 _LARGE = 4
 """The line that is told made the first tensor of at least such a part of the largest's bytes."""
 
@@ -54,6 +56,7 @@ class DiscardedPrecisionRule(WasteRule[DiscardedPrecision]):
         came so as much is converted as is there, or as steps take out of it.
         """
         yield from _typed_as_data(window)
+        yield from _made_like_data(window)
         narrowed = sum(one.narrowed_bytes for one in window.doubles)
         if not narrowed or window.peak.event < 0:
             return
@@ -123,6 +126,57 @@ def _typed_as_data(window: Window) -> Iterator[DiscardedPrecision]:
             every = rows[window.site[rows] == site]
             saving = window.replayed(window.whole(every), divisor=2)
             yield DiscardedPrecision(row, own, nbytes, saving, typed_as=typed_as)
+
+
+def _made_like_data(window: Window) -> Iterator[DiscardedPrecision]:
+    """What a method of data in float64 makes room in, for values that come in float32.
+
+    ``canvas = self.window.new_zeros(…)``, and later ``canvas += scores.to(canvas.dtype)``.
+    """
+    rows = _rows(window, _OUTSIDE)
+    if window.peak.event < 0 or not len(rows) or not _models_are_single(window):
+        return
+    meant = _rows(window, _MEANT).tolist()
+    are_converted = (_takes_type_of_data(place_of(window.frame_of(row))) for row in meant)
+    if not len(_rows(window, _PROMOTED)) and not any(are_converted):
+        return
+    there = rows[window.at_peak[rows]]
+    for site in np.unique(window.site[there]).tolist():
+        own = there[window.site[there] == site]
+        nbytes = int(window.lives.size[own].sum())
+        row = int(own[window.lives.size[own].argmax()])
+        source = _maker(place_of(window.frame_of(row)))
+        if source and window.share(nbytes) >= _LEAST_SHARE:
+            every = rows[window.site[rows] == site]
+            saving = window.replayed(window.whole(every), divisor=2)
+            yield DiscardedPrecision(row, own, nbytes, saving, typed_as=source)
+
+
+def _models_are_single(window: Window) -> bool:
+    """Whether there are parameters, and no module has made anything in double precision."""
+    if not (window.category == Category.PARAMETER).any():
+        return False
+    doubles = (_rows(window, origin) for origin in (_OUTSIDE, _PROMOTED, _MEANT))
+    return not any((window.module[rows] > 0).any() for rows in doubles)
+
+
+def _maker(place: Place | None) -> str:
+    """``x.new_zeros`` of a statement that makes a tensor in the type of another; else empty."""
+    for call in calls_in(place.statement, *_OF_OWN_TYPE) if place is not None else ():
+        if keyword(call, "dtype") is None:
+            return ast.unparse(call.func)
+    return ""
+
+
+def _takes_type_of_data(place: Place | None) -> bool:
+    """Whether a statement converts something to another tensor's type: ``x.to(canvas.dtype)``."""
+    for call in calls_in(place.statement, "to", "type_as") if place is not None else ():
+        given = [*call.args, *(one.value for one in call.keywords)]
+        if called_name(call) == "type_as":
+            return True
+        if any(isinstance(one, ast.Attribute) and one.attr == "dtype" for one in given):
+            return True
+    return False
 
 
 def _type_taken(place: Place | None) -> str:

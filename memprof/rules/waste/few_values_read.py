@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -26,6 +27,9 @@ _LEAST_SHARE = 0.12
 """Of the peak, that goes with the values that nothing reads."""
 _MOST_READ = 1 / 3
 """Of the values: to pick two thirds of them is no mistake."""
+_MODULE_CALL = "_call_impl"
+_CONTAINER = re.compile(r"/(?:torch/nn/modules|torchvision/transforms(?:/v2)?)/_?container\.py$")
+"""Files of `torch.nn.Sequential` and of torchvision's `Compose`."""
 _LONGEST = 1
 """Steps after the one that made it: of what stays longer other steps read other values."""
 
@@ -174,8 +178,45 @@ def _related(window: Window, statement: Statement, results: Ints) -> Bools:
         if _depth(window, one, statement) >= 0 or window.trace.stack(one) in reading
     ]
     related |= is_large & np.isin(origins, of_either)
+    related |= is_large & _of_earlier_parts(window, results)
     related[results] = True
     return related
+
+
+def _of_earlier_parts(window: Window, results: Ints) -> Bools:
+    """What earlier parts of a container made for results, of which a later part of it picks.
+
+    ``Compose([ToDtype(torch.float32), Normalize(…), ChooseFrames(16)])`` calls its parts one after
+    the other at one line, each with what the last returned; so does a `Sequential`.
+    """
+    lives = window.lives
+    chained = np.zeros(len(lives), dtype=bool)
+    numbers = np.unique(lives.stack).tolist()
+    ways = {_way_of_parts(window, row) for row in results.tolist()}
+    for way in ways:
+        own = [row for row in results.tolist() if _way_of_parts(window, row) == way] if way else []
+        within = [one for one in numbers if window.trace.stack(one)[-len(way) :] == way]
+        by_parts = np.isin(lives.stack, within) & (lives.alloc >= 0)
+        before = -1
+        for row in sorted(own, key=lambda one: int(lives.alloc[one])):
+            here = (lives.alloc > before) & (lives.alloc < lives.alloc[row])
+            chained |= by_parts & here & (window.made_in == window.made_in[row])
+            before = int(window.unread_from[row])
+    return chained
+
+
+def _way_of_parts(window: Window, row: int) -> Statement:
+    """The frames, from a container's line that calls its parts outwards, if two parts are meant.
+
+    Those that made a result and that read it last; else none.
+    """
+    made_by, read_by = window.stack(row), _reading_stack(window, row)
+    pairs = zip(reversed(made_by), reversed(read_by), strict=False)
+    common = next((at for at, (one, other) in enumerate(pairs) if one != other), 0)
+    shared = made_by[len(made_by) - common :]
+    calls = next((at for at, one in enumerate(shared) if _MODULE_CALL not in one.name), 0)
+    is_container = 0 < calls < len(shared) and bool(_CONTAINER.search(shared[calls].filename))
+    return shared[calls:] if is_container else ()
 
 
 def _depth(window: Window, stack: int, statement: Statement) -> int:

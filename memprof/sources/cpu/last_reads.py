@@ -24,6 +24,8 @@ _LEAST_BYTES = 256 << 10
 _LEAST_PART = 512
 """… and one part in so many of the bytes in use as it is made."""
 _MOSTLY = 0.5
+_ALL = 0.99
+"""Of a storage's bytes, which an allocator may have rounded up."""
 _PICKING = frozenset(
     f"aten::{name}"
     for name in (
@@ -43,6 +45,8 @@ class _Way(Enum):
     """It reads as many values as it returns."""
     WRITING = auto()
     """It returns what it was given, and has written to that."""
+    CHANGING = auto()
+    """The same, value by value: of what it changes throughout nothing was read for good."""
 
 
 class LastReadsWatch:
@@ -99,6 +103,9 @@ class LastReadsWatch:
         is_plain = hasattr(out, "untyped_storage")
         if is_plain and way is _Way.READING and out.untyped_storage()._cdata == reference.key:
             return  # ``_unsafe_view``, whose schema does not say so
+        is_changed = is_plain and way is _Way.CHANGING and value is out
+        if is_changed and value.numel() * value.element_size() >= _ALL * reference.size:
+            return
         takes = out if is_plain and way is _Way.PICKING and value is args[0] else value
         reference.part += takes.numel() * takes.element_size() / reference.size
 
@@ -145,5 +152,10 @@ def _way(func: Any) -> _Way:
     if getattr(func, "is_view", False):
         return _Way.VIEWING
     if func._schema.is_mutable:
-        return _Way.WRITING
+        return _Way.CHANGING if _is_pointwise(func) else _Way.WRITING
     return _Way.PICKING if func._schema.name in _PICKING else _Way.READING
+
+
+def _is_pointwise(func: Any) -> bool:
+    """Whether torch marks an operator as one that computes value by value (from 2.1 on)."""
+    return any(getattr(tag, "name", "") == "pointwise" for tag in getattr(func, "tags", ()))

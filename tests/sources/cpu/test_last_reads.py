@@ -241,6 +241,9 @@ def test_nothing_is_written_once_code_is_compiled(tmp_path, monkeypatch):
         (lambda x: x.to(torch.float32).reshape(-1)[0], 0),  # no operator is given its values
         (lambda x: (x[: ROWS // 4].sum(), x[torch.arange(ROWS // 8)]), 3 / 8),
         (lambda x: x[: ROWS // 4].zero_(), 1 / 4),
+        (lambda x: x[: ROWS // 4].add_(1), 1 / 4),
+        (lambda x: x.mul_(2).add_(1)[: ROWS // 4].sum(), 1 / 4),  # it is being computed
+        (lambda x: x.index_fill_(0, torch.zeros(1, dtype=torch.long), 0.0), 1),
         (lambda x: F.linear(torch.ones(2, COLUMNS), x), 1),  # by the operator that it calls
         (lambda x: F.embedding(torch.zeros(ROWS // 4, dtype=torch.long), x), 1 / 4),
     ],
