@@ -135,3 +135,43 @@ def test_the_attribute_is_to_be_cut_at_the_line_that_sets_it(tmp_path):
 
 def test_a_list_within_few_objects_is_no_chain(tmp_path):
     assert "linked-objects" not in names(tree_of_fixed_depth, tmp_path / "run.json")
+
+
+class Joined:
+    """Several parts as one, as `torch.utils.data.ConcatDataset` has them."""
+
+    def __init__(self, parts):
+        self.parts = list(parts)
+
+
+class SelfTraining:
+    """Adds what it labels itself to what the last round was trained on, and not to the labels."""
+
+    def __init__(self, labels):
+        self.labels, self.data = labels, labels
+
+    def step(self, number):
+        more = Joined([torch.zeros(WIDTH, WIDTH)])
+        self.data = Joined([self.data, more])
+
+
+class Nameless(SelfTraining):
+    """Nothing else has what it began with."""
+
+    def __init__(self):
+        self.everything = Joined([])
+
+    def step(self, number):
+        self.everything = Joined([self.everything, torch.zeros(WIDTH, WIDTH)])
+
+
+def test_what_is_made_of_itself_is_to_be_made_of_what_it_began_with(tmp_path):
+    found = findings_of(lambda: SelfTraining(Joined([])).step, tmp_path / "run.json")[0]
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("linked-objects", "del_ref")
+    assert first.code == "self.data = Joined([self.data, more])"
+    assert first.typed == "self.data = Joined([self.labels, more])"
+    assert "make it of `self.labels`, with what is to be added" in first.why
+    nameless = findings_of(lambda: Nameless().step, tmp_path / "other.json")[0].remedies[0]
+    assert "make it of what the first was made of" in nameless.why
+    assert nameless.typed == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,7 +12,8 @@ from memprof.reference_chain import CYCLES, LinkKind, linked_at
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import last_name
-from memprof.source_code.program import Place, bound_names
+from memprof.source_code.program import Place, arguments, assigned, bound_names
+from memprof.source_code.values import values_of
 
 __all__ = ["RULE"]
 
@@ -27,6 +29,10 @@ class Chain(Cause):
     """As the statement writes it: ``self.previous``; else the attribute or the key."""
     type_name: str
     is_attribute: bool
+    wrapped: str = ""
+    """What is made anew of itself: ``self.data`` of ``self.data = Joined([self.data, more])``."""
+    base: str = ""
+    """What that was bound to first, by a name that is known at the place; empty for none."""
 
 
 class LinkedObjects(GrowthRule[Chain]):
@@ -53,6 +59,19 @@ class LinkedObjects(GrowthRule[Chain]):
 
     def advice(self, cause: Chain, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the chain says all
         """Keep what is read of the object before, or cut the chain."""
+        if cause.wrapped:
+            base = f"`{cause.base}`" if cause.base else "what the first was made of"
+            typed = ""
+            if cause.base and cause.place is not None:
+                typed = _made_of(cause.place.statement, cause.wrapped, cause.base)
+            yield Advice(
+                "del_ref",
+                f"Each `{cause.type_name}` is made of the last one, `{cause.wrapped}`, and keeps "
+                f"it: make it of {base}, with what is to be added.",
+                cause.place,
+                typed=typed,
+            )
+            return
         name = f"`{cause.name}`" if cause.name else "one reference"
         cut = f" (`{cause.name} = None`)" if cause.is_attribute else ""
         yield Advice(
@@ -71,12 +90,70 @@ def _chain(case: Case, holder: Holder, at: int) -> Chain:
     targets = bound_names(place.statement) if place is not None else []
     texts = [ast.unparse(target) for target in targets]
     name = next((text for text in texts if last_name(text) == link.name), link.name)
+    held_at = case.place_of(holder)
+    others = (case.place_at(one.filename, one.line) for one in holder.links if one.filename)
+    keeping = next((one for one in (place, held_at, *others) if _wrapped(one)), place or held_at)
+    wrapped = _wrapped(keeping)
     return Chain(
-        place or case.place_of(holder),
+        keeping,
         name,
         link.type_name,
         is_attribute=link.kind in _NAMED_KINDS and link.kind != LinkKind.CLOSURE,
+        wrapped=wrapped,
+        base=_base(keeping, wrapped) if keeping is not None and wrapped else "",
     )
+
+
+def _wrapped(place: Place | None) -> str:
+    """What a statement binds to a call that is given the very same; else empty."""
+    for target, value in assigned(place.statement) if place is not None else ():
+        text = ast.unparse(target)
+        if isinstance(value, ast.Call) and text in map(ast.unparse, _given(value)):
+            return text
+    return ""
+
+
+def _given(call: ast.Call) -> Iterator[ast.expr]:
+    """What a call is given, also what is written in lists and tuples; of a method, its object.
+
+    ``stream = stream.shuffle(…)`` is of that kind.
+    """
+    if isinstance(call.func, ast.Attribute):
+        yield call.func.value
+    for one in arguments(call):
+        if isinstance(one, (ast.List, ast.Tuple)):
+            yield from one.elts
+        else:
+            yield one
+
+
+def _base(place: Place, wrapped: str) -> str:
+    """What a name or attribute is bound to elsewhere, if that has a name that stays.
+
+    ``self.labelled``, where ``__init__`` binds that and ``self.data`` to the same parameter.
+    """
+    values = [one for one in values_of(place, wrapped, place.statement) if one is not None]
+    texts = {ast.unparse(one) for one in values if isinstance(one, (ast.Attribute, ast.Name))}
+    if len(values) != 1 or len(texts) != 1:
+        return ""
+    (base,) = texts
+    if "." in base or "." not in wrapped:
+        return base
+    others = {
+        ast.unparse(target)
+        for node in place.program.nodes
+        for target, value in assigned(node)
+        if value is not None and ast.unparse(value) == base and isinstance(target, ast.Attribute)
+    }
+    return min(others - {wrapped}, default="")
+
+
+def _made_of(statement: ast.stmt, wrapped: str, base: str) -> str:
+    """The statement, with one thing in place of another in what it binds."""
+    targets = [ast.unparse(one) for one, _ in assigned(statement)]
+    value = ast.unparse(getattr(statement, "value", statement))
+    pattern = re.compile(rf"(?<![\w.]){re.escape(wrapped)}(?![\w])")
+    return f"{' = '.join(targets)} = {pattern.sub(base, value)}"
 
 
 RULE = LinkedObjects()
