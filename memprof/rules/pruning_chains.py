@@ -1,0 +1,43 @@
+"""What torch's pruning keeps of the prunings of a weight, and where a program prunes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from memprof.records import Holder
+from memprof.source_code.program import Place, Program, calls_in
+from memprof.source_code.scopes import qualified_name
+
+__all__ = ["IN_TURN", "pruned_at", "prunings_in_chain"]
+
+IN_TURN = 'if prune.is_pruned(module): prune.remove(module, "weight")'
+"""What makes a pruning permanent before the next one."""
+_CHAIN = "_pruning_methods"
+"""Of `torch.nn.utils.prune.PruningContainer`: all methods that a parameter was pruned by."""
+_MODULE = "torch.nn.utils.prune."
+_PRUNING = frozenset(
+    (
+        *("custom_from_mask", "global_unstructured", "identity", "l1_unstructured"),
+        *("ln_structured", "random_structured", "random_unstructured"),
+    )
+)
+
+
+def prunings_in_chain(holder: Holder) -> int:
+    """How often the parameter was pruned whose masks a chain leads to; 0 for other chains."""
+    for link, below in pairwise(holder.links):
+        if link.name.rpartition(".")[2] == _CHAIN:
+            return max(0, below.length)
+    return 0
+
+
+def pruned_at(programs: Sequence[Program]) -> Place | None:
+    """The first statement of a program that prunes."""
+    for program in programs:
+        for call in calls_in(program.tree):
+            place = program.place(call)
+            name = qualified_name(place, call.func) if place is not None else ""
+            if name.startswith(_MODULE) and name.removeprefix(_MODULE) in _PRUNING:
+                return place
+    return None
