@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 
+from memprof.source_code.call_sites import handed_over
 from memprof.source_code.idioms import keyword
 from memprof.source_code.program import Place, assigned, called_name, calls_in, own_calls
+from memprof.source_code.scopes import parameters
 from memprof.source_code.values import values_of
 from memprof.source_code.verbs import JOINING
 
@@ -13,6 +15,8 @@ __all__ = ["sliding_stack"]
 
 _PAIR = 2
 _LISTS = ("list", "tuple")
+_DEEPEST = 3
+"""Names that are followed, one to the next."""
 
 
 def sliding_stack(place: Place) -> str:
@@ -83,11 +87,40 @@ def _whole(joined: ast.expr | None) -> ast.expr | None:
 
 def _is_short_deque(place: Place, name: str) -> bool:
     """Whether a name is always a deque's for a few items, which the function never empties."""
-    values = list(values_of(place, name))
-    if not values or not all(_is_deque(one) for one in values):
+    if not _shows_deque(place, name, _DEEPEST):
         return False
     emptied = [call.func for call in calls_in(place.scope, "clear")]
     return not any(isinstance(f, ast.Attribute) and ast.unparse(f.value) == name for f in emptied)
+
+
+def _shows_deque(place: Place, name: str, depth: int) -> bool:
+    """Whether a name is a short deque's, or of a list of its items, also handed over by a call.
+
+    ``self.frames = frames``, where the class is called with ``list(self.recent)``.
+    """
+    bound = [one for one in values_of(place, name) if not _is_nothing(one)]
+    return bool(bound) and all(_comes_of_deque(place, one, depth) for one in bound)
+
+
+def _comes_of_deque(place: Place, value: ast.expr | None, depth: int) -> bool:
+    if _is_deque(value):
+        return True
+    within = place.program.place(value) if value is not None else None
+    items = _whole(value)
+    if within is None or items is None or not depth:
+        return False
+    function = within.function
+    if isinstance(items, ast.Name) and function and items.id in parameters(function):
+        handed = handed_over(within, items, (within.program,))
+        if handed is None:
+            return False
+        within, argument = handed
+        items = _whole(argument)
+    return items is not None and _shows_deque(within, ast.unparse(items), depth - 1)
+
+
+def _is_nothing(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Constant) and value.value is None
 
 
 def _is_rolled(place: Place, name: str) -> bool:

@@ -78,3 +78,31 @@ def test_clips_side_by_side_have_no_frame_in_common(tmp_path):
         "        clips.append(torch.stack(list(frames)))\n"
     )
     assert not sliding_stack(place_of(Frame("", str(source), 5)))
+
+
+@pytest.mark.parametrize(
+    ("kept", "given", "part"),
+    [
+        ("deque(maxlen=4)", "list(self.recent)", "self.frames"),
+        ("deque(maxlen=4)", "self.recent", "self.frames"),
+        ("deque()", "list(self.recent)", ""),
+        ("deque(maxlen=4)", "[frame]", ""),
+    ],
+)
+def test_an_object_that_is_given_the_last_frames_stacks_them_as_well(tmp_path, kept, given, part):
+    source = tmp_path / "program.py"
+    source.write_text(
+        "class View:\n"
+        "    def __init__(self, frames):\n"
+        "        self.frames, self.stacked = frames, None\n\n"
+        "    def tensor(self):\n"
+        "        self.stacked = torch.stack(self.frames)\n"
+        "        self.frames = None\n\n"
+        "class Env:\n"
+        "    def __init__(self):\n"
+        f"        self.recent = {kept}\n\n"
+        "    def observe(self, frame):\n"
+        "        self.recent.append(frame)\n"
+        f"        return View({given})\n"
+    )
+    assert sliding_stack(place_of(Frame("", str(source), 6))) == part

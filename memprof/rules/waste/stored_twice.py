@@ -14,7 +14,7 @@ import numpy as np
 
 from memprof.reference_chain import THROUGH_GRAPH, largest_container
 from memprof.rules.case import Case
-from memprof.rules.lifespan import stays_near_peak
+from memprof.rules.lifespan import outlive_steps, stays_near_peak
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idioms import without_casts
 from memprof.source_code.program import (
@@ -175,7 +175,8 @@ def _sliding_stacks(window: Window, mask: Bools) -> StoredTwice | None:
                 row=row,
                 rows=there,
                 nbytes=int(lives.size[there].sum()),
-                saving=window.replayed(window.whole(rows)),
+                # Of a memory that is full others were there before, which have made room.
+                saving=window.replayed(window.whole(np.flatnonzero(made & outlive_steps(window)))),
                 shared=shared,
             )
     return None
