@@ -1,0 +1,101 @@
+"""in-place-update: values are written into a tensor that stays, with the graphs that made them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memprof.records import Holder
+from memprof.reference_chain import LinkKind
+from memprof.rules.case import Case
+from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.source_code.program import Place, bound_names, calls_in, own_calls
+
+__all__ = ["RULE"]
+
+_METHODS = {
+    "CopyBackwards": ("copy_",),
+    "CopySlices": ("add_", "addcmul_", "copy_", "div_", "index_copy_", "lerp_", "mul_", "sub_"),
+    "IndexAddBackward0": ("index_add_",),
+    "IndexCopyBackward0": ("index_copy_",),
+    "IndexPutBackward0": ("index_put_",),
+    "LerpBackward0": ("lerp_",),
+    "ScatterBackward0": ("scatter_",),
+}
+"""Autograd's nodes of operators that write into a tensor, and the methods that make them."""
+_BY_INDEX = frozenset({"CopySlices", "IndexPutBackward0"})
+"""Those that ``bank[rows] = values`` makes."""
+_FEWEST = 2
+"""Such nodes, one upon the other."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InPlaceUpdate(Cause):
+    """The statement that writes, and what it writes into, as written."""
+
+    place: Place
+    name: str
+    holder: Holder
+
+
+class InPlaceUpdates(GrowthRule[InPlaceUpdate]):
+    """`bank.index_copy_(0, rows, new)`, of a memory bank that only ever is read detached."""
+
+    name = "in-place-update"
+    summary = "values are written into a tensor with the graphs that made them"
+    fixes = ("no_grad", "detach")
+    precedes = ("kept-attribute", "kept-by-caller", "kept-method", "no-backward")
+
+    def match(self, case: Case) -> InPlaceUpdate | None:
+        """A graph that hangs on a tensor by operators that write into it, and their statement."""
+        for holder in case.finding.holders:
+            kinds = _writing_nodes(holder)
+            written = next(_statements(case, kinds), None) if kinds else None
+            if written is not None:
+                return InPlaceUpdate(*written, holder)
+        return None
+
+    def advice(self, cause: InPlaceUpdate, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the statement says all
+        """Write without gradients; or what has no graph."""
+        why = (
+            f"`{cause.name}` is written into with values that have a graph, and keeps that, and "
+            "those of all values before"
+        )
+        yield Advice("no_grad", f"{why}: write them under `torch.no_grad()`.", cause.place)
+        yield Advice("detach", f"{why}: write them detached.", cause.place)
+
+
+def _writing_nodes(holder: Holder) -> set[str]:
+    """The nodes of a graph that write into the tensor on which it hangs, if there are several."""
+    kinds = [link.kind for link in holder.links]
+    if LinkKind.AUTOGRAD_NODE not in kinds:
+        return set()
+    nodes = holder.links[kinds.index(LinkKind.AUTOGRAD_NODE)].nodes
+    return {name for name, count in nodes if name in _METHODS and count >= _FEWEST}
+
+
+def _statements(case: Case, kinds: set[str]) -> Iterator[tuple[Place, str]]:
+    """Statements that write so, in the functions that ran when the tensors were made."""
+    methods = [method for kind in sorted(kinds) for method in _METHODS[kind]]
+    for _, around in case.frames:
+        program, scope = around.program, around.scope
+        for call in calls_in(scope, *methods):
+            place = program.place(call)
+            own = own_calls(place.statement, *methods) if place is not None else ()
+            if place is not None and any(one is call for one in own):
+                yield place, ast.unparse(call.func.value)  # type: ignore[attr-defined]
+        for node in ast.walk(scope) if kinds & _BY_INDEX else ():
+            targets = bound_names(node) if isinstance(node, ast.Assign) else ()
+            for target in targets:
+                place = program.place(node)
+                if isinstance(target, ast.Subscript) and place is not None and _is_by_place(target):
+                    yield place, ast.unparse(target.value)
+
+
+def _is_by_place(target: ast.Subscript) -> bool:
+    """Whether an index may be one of a tensor: ``bank[rows]``, and not ``state["bank"]``."""
+    return not (isinstance(target.slice, ast.Constant) and isinstance(target.slice.value, str))
+
+
+RULE = InPlaceUpdates()
