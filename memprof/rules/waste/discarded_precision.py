@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,13 +115,19 @@ def _typed_as_data(window: Window) -> Iterator[DiscardedPrecision]:
     """What is made in the type of other data, where NumPy's came in float64 and nobody asked."""
     if window.peak.event < 0 or not any(_OUTSIDE in one.origin for one in window.doubles):
         return
-    rows = _rows(window, _MEANT)
+    yield from _typed(window, _rows(window, _MEANT), _type_taken)
+
+
+def _typed(
+    window: Window, rows: Ints, type_of: Callable[[Place | None], str]
+) -> Iterator[DiscardedPrecision]:
+    """Of each line that made much of some rows: that it takes the type of other data."""
     there = rows[window.at_peak[rows]]
     for site in np.unique(window.site[there]).tolist():
         own = there[window.site[there] == site]
         nbytes = int(window.lives.size[own].sum())
         row = int(own[window.lives.size[own].argmax()])
-        typed_as = _type_taken(place_of(window.frame_of(row)))
+        typed_as = type_of(place_of(window.frame_of(row)))
         if typed_as and window.share(nbytes) >= _LEAST_SHARE:
             every = rows[window.site[rows] == site]
             saving = window.replayed(window.whole(every), divisor=2)
@@ -140,16 +146,7 @@ def _made_like_data(window: Window) -> Iterator[DiscardedPrecision]:
     are_converted = (_takes_type_of_data(place_of(window.frame_of(row))) for row in meant)
     if not len(_rows(window, _PROMOTED)) and not any(are_converted):
         return
-    there = rows[window.at_peak[rows]]
-    for site in np.unique(window.site[there]).tolist():
-        own = there[window.site[there] == site]
-        nbytes = int(window.lives.size[own].sum())
-        row = int(own[window.lives.size[own].argmax()])
-        source = _maker(place_of(window.frame_of(row)))
-        if source and window.share(nbytes) >= _LEAST_SHARE:
-            every = rows[window.site[rows] == site]
-            saving = window.replayed(window.whole(every), divisor=2)
-            yield DiscardedPrecision(row, own, nbytes, saving, typed_as=source)
+    yield from _typed(window, rows, _maker)
 
 
 def _models_are_single(window: Window) -> bool:

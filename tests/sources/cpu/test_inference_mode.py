@@ -238,10 +238,10 @@ print(inside, taken, is_asked(), torch._C._len_torch_dispatch_stack(), len(asked
 def test_in_a_block_of_cpp_no_operator_tries_to_take_a_mode_that_is_remembered():
     """Each instruction of Python's until its end would try in vain, after each operator again."""
     out = run("""
-from memprof.sources.cpu import dispatch_mode
+from memprof.sources.loop.main_thread import MainThread
 
-tries, ask = [], dispatch_mode._leaving.request
-dispatch_mode._leaving.request = lambda: (tries.append(1), ask())
+tries, ask = [], MainThread.request
+MainThread.request = lambda self: (tries.append(1), ask(self))
 real = torch._C._InferenceMode
 watch = Watch(dispatch)
 watch.push()
