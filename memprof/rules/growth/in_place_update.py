@@ -45,7 +45,7 @@ class InPlaceUpdates(GrowthRule[InPlaceUpdate]):
     name = "in-place-update"
     summary = "values are written into a tensor with the graphs that made them"
     fixes = ("no_grad", "detach")
-    precedes = ("kept-attribute", "kept-by-caller", "kept-method", "no-backward")
+    precedes = ("kept-attribute",)
 
     def match(self, case: Case) -> InPlaceUpdate | None:
         """A graph that hangs on a tensor by operators that write into it, and their statement."""
