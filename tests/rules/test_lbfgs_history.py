@@ -93,7 +93,7 @@ def test_growth_of_a_history_that_is_not_full_yet_is_explained(tmp_path):
     examination = examine(load(path))
     assert [one.rule for one in found if not one.minor] == ["lbfgs-history"]
     assert unexplained_growth(examination, found) is None
-    assert unexplained_growth(examination, ()).bytes > 16 * 512 * 512 * 4
+    assert unexplained_growth(examination, ()) is None  # it is bounded, whatever is said of it
 
 
 @pytest.mark.parametrize(

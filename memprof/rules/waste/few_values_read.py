@@ -135,10 +135,12 @@ def _match(window: Window, statement: Statement, results: Ints) -> FewValues | N
 def _is_habit(window: Window, results: Ints) -> bool:
     """Whether as little is read in every step that their stacks make one, as far as is known.
 
-    What they make on the way to it is read whole.
+    What they make on the way to it is read whole. Nothing is known of the steps before the first
+    result: operators may be observed from the first large tensor on.
     """
     lives = window.lives
     alike = np.isin(lives.stack, lives.stack[results]) & (lives.free < window.events)
+    alike &= window.made_in >= window.made_in[results].min()
     alike &= lives.size >= lives.size[results].min()
     return set(window.made_in[alike].tolist()) <= set(window.made_in[results].tolist())
 
@@ -215,8 +217,11 @@ def _way_of_parts(window: Window, row: int) -> Statement:
     common = next((at for at, (one, other) in enumerate(pairs) if one != other), 0)
     shared = made_by[len(made_by) - common :]
     calls = next((at for at, one in enumerate(shared) if _MODULE_CALL not in one.name), 0)
-    is_container = 0 < calls < len(shared) and bool(_CONTAINER.search(shared[calls].filename))
-    return shared[calls:] if is_container else ()
+    # A module with hooks is called from another line of torch's than one without.
+    inner = (stack[-common - 1] for stack in (made_by, read_by) if common < len(stack))
+    are_parts = calls > 0 or all(_MODULE_CALL in one.name for one in inner)
+    is_container = calls < len(shared) and bool(_CONTAINER.search(shared[calls].filename))
+    return shared[calls:] if is_container and are_parts else ()
 
 
 def _depth(window: Window, stack: int, statement: Statement) -> int:
