@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.rules.recorded import findings_of, peak_of
+from tests.rules.recorded import findings_of, findings_of_fork, peak_of
 
 ITEMS, WIDTH, PAIRS = 1024, 32, 500
 MATRIX = ITEMS * ITEMS * 4

@@ -125,11 +125,19 @@ def _match(window: Window, statement: Statement, results: Ints) -> FewValues | N
         rows=every,
         nbytes=nbytes,
         saving=saving,
-        tentative=window.may_be_read_unseen
-        or handed_outside(window.user_frames(window.stack(row)), reader),
+        tentative=window.may_be_read_unseen or handed_outside(_way_out(window, row), reader),
         part=part,
         reader=reader,
     )
+
+
+def _way_out(window: Window, row: int) -> Sequence[Frame]:
+    """The program's own frames that a result may have gone through; of a container's part its own.
+
+    The next part is handed it by the container.
+    """
+    frames, way = window.stack(row), _way_of_parts(window, row)
+    return window.user_frames(frames[: len(frames) - len(way)])
 
 
 def _is_habit(window: Window, results: Ints) -> bool:
