@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from memprof.reference_chain import THROUGH_GRAPH, Link, LinkKind
+from memprof.reference_chain import THROUGH_GRAPH, Link, LinkKind, Unowned
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -615,10 +615,14 @@ class Holder(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.kind != LinkKind.UNKNOWN
 
     @property
+    def unowned(self) -> Unowned | None:
+        """What is known of memory that no Python object owns; None where one was found."""
+        return self.links[0].unowned if self.links else None
+
+    @property
     def is_workspace(self) -> bool:
         """True for scratch memory of a library, which nothing of the program's keeps alive."""
-        unowned = self.links[0].unowned if self.links else None
-        return unowned is not None and unowned.workspace
+        return self.unowned is not None and self.unowned.workspace
 
     @property
     def through_graph(self) -> bool:

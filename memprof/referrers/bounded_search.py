@@ -309,10 +309,8 @@ def _in_common(answers: Sequence[tuple[Holder, ...]]) -> tuple[Holder, ...]:
 
 
 def _is_cut_off(holder: Holder) -> bool:
-    unowned = holder.links[0].unowned if holder.links else None
-    return unowned is not None and unowned.cut_off
+    return holder.unowned is not None and holder.unowned.cut_off
 
 
 def _is_under_autocast(holder: Holder) -> bool:
-    unowned = holder.links[0].unowned if holder.links else None
-    return unowned is not None and bool(unowned.autocast)
+    return holder.unowned is not None and bool(holder.unowned.autocast)

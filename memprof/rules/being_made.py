@@ -64,8 +64,7 @@ def collecting_statement(stack: Sequence[Frame]) -> tuple[Place, ast.expr] | Non
 
 
 def _unowned_kind(holder: Holder) -> str:
-    unowned = holder.links[0].unowned if holder.links else None
-    return unowned.owner if unowned is not None else ""
+    return holder.unowned.owner if holder.unowned is not None else ""
 
 
 def _makes(place: Place, kind: str, line: int) -> bool:

@@ -218,9 +218,7 @@ def _under_autocast(
 
 def _autocast(holders: Sequence[Holder]) -> str:
     """The device for which autocast caches, of memory that no name leads to; empty for others."""
-    if not holders or holders[0].is_named or not holders[0].links:
-        return ""
-    unowned = holders[0].links[0].unowned
+    unowned = holders[0].unowned if holders and not holders[0].is_named else None
     return unowned.autocast if unowned is not None else ""
 
 

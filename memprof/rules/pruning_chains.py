@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from memprof.records import Holder
 from memprof.source_code.program import Place, Program, calls_in
 from memprof.source_code.scopes import qualified_name
 
-__all__ = ["IN_TURN", "pruned_at", "prunings_in_chain"]
+__all__ = ["IN_TURN", "is_made_permanent", "pruned_at", "prunings_in_chain"]
 
 IN_TURN = 'if prune.is_pruned(module): prune.remove(module, "weight")'
 """What makes a pruning permanent before the next one."""
 _CHAIN = "_pruning_methods"
 """Of `torch.nn.utils.prune.PruningContainer`: all methods that a parameter was pruned by."""
 _MODULE = "torch.nn.utils.prune."
+_REMOVE = "remove"
 _PRUNING = frozenset(
     (
         *("custom_from_mask", "global_unstructured", "identity", "l1_unstructured"),
@@ -34,10 +35,19 @@ def prunings_in_chain(holder: Holder) -> int:
 
 def pruned_at(programs: Sequence[Program]) -> Place | None:
     """The first statement of a program that prunes."""
+    return next((place for name, place in _calls(programs) if name in _PRUNING), None)
+
+
+def is_made_permanent(programs: Sequence[Program]) -> bool:
+    """Whether a statement of a program removes masks again."""
+    return any(name == _REMOVE for name, _ in _calls(programs))
+
+
+def _calls(programs: Sequence[Program]) -> Iterator[tuple[str, Place]]:
+    """The functions of torch's pruning that a program calls, each with its statement."""
     for program in programs:
         for call in calls_in(program.tree):
             place = program.place(call)
             name = qualified_name(place, call.func) if place is not None else ""
-            if name.startswith(_MODULE) and name.removeprefix(_MODULE) in _PRUNING:
-                return place
-    return None
+            if place is not None and name.startswith(_MODULE):
+                yield name.removeprefix(_MODULE), place

@@ -32,8 +32,6 @@ __all__ = [
 
 _GENERATED = "generate"
 """The function whose results an `UnreadField` is of, as its owner."""
-_ONE = 1
-"""Of a dict that an attribute has, and no container."""
 _DICTS = "dict"
 """The same of entries of plain dicts."""
 _SHOWN = {"cache": "past_key_values"}
@@ -52,16 +50,13 @@ class UnreadField:
     line: int
     read: tuple[str, ...] = ()
     """Of an entry what is read instead."""
+    is_of_attribute: bool = False
+    """It is the entry of one dict, which an attribute has, and no container's."""
 
     @property
     def is_of_results(self) -> bool:
         """Whether it is of entries of dicts or of results of `generate`, and of no own class."""
         return bool(self.read) or self.owner == _GENERATED
-
-    @property
-    def is_of_attribute(self) -> bool:
-        """Whether it is the entry of one dict, which an attribute has."""
-        return self.items == _ONE
 
     @property
     def advice(self) -> Advice:
@@ -144,13 +139,14 @@ def unread_key(holder: Holder, programs: Sequence[Program]) -> UnreadField | Non
         if not _is_of_program(link) or not is_field(below):
             continue
         key, owner = below.name.strip("'\""), link.type_name.rpartition(".")[2]
-        read = keys_of_attribute(programs, link.name)
+        read = keys_of_attribute(tuple(programs), link.name)
         program = next((one for one in programs if one.filename == link.filename), None)
         place = program.at(link.line) if program is not None else None
         if not read or key in read or place is None or not is_own_class(programs, owner):
             continue
         texts = tuple(f"{link.name}[{one!r}]" for one in sorted(read))
-        return UnreadField(key, f"{owner}.{link.name}", _ONE, place, link.line, texts)
+        owner_name = f"{owner}.{link.name}"
+        return UnreadField(key, owner_name, 1, place, link.line, texts, is_of_attribute=True)
     return None
 
 

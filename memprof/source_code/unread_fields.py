@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from functools import lru_cache
 
 from memprof.source_code.program import MOST_PROGRAMS, Place, Program, called_name, calls_in
 
@@ -115,7 +116,8 @@ def field_given_at(
     return next(given, None)
 
 
-def keys_of_attribute(programs: Sequence[Program], name: str) -> frozenset[str]:
+@lru_cache(maxsize=32)  # each tensor that a state has is asked about, by the same attribute
+def keys_of_attribute(programs: tuple[Program, ...], name: str) -> frozenset[str]:
     """What is read of dicts in attributes of a name: ``model`` of ``self.best["model"]``.
 
     Empty where more may be read: where such an attribute is asked for anything else than whether it

@@ -163,6 +163,18 @@ class EachItsOwn(Bootstrap):
         return torch.matmul(draws, column)
 
 
+class HandedItsOwn(EachItsOwn):
+    """The same, and another function gives the columns their dimension."""
+
+    def multiplied(self, days, column):
+        draws = self.returns[days]
+        return draws @ column
+
+    def paths(self, days, weights):
+        column = torch.randn(len(days), WIDTH)
+        return self.multiplied(days, column[:, :, None])
+
+
 def drawing(kind, shape, most):
     job = kind()
     return lambda _: job.paths(torch.randint(most, shape), torch.rand(WIDTH)).mean().item()
@@ -177,5 +189,6 @@ def test_what_all_rows_are_multiplied_by_comes_before_they_are_gathered(tmp_path
     findings_of(program(Projected), tmp_path / "fixed.json")
     before, after = (peak_of(tmp_path / name) for name in ("run.json", "fixed.json"))
     assert first.saves_bytes == pytest.approx(before - after, rel=0.1)
-    own = findings_of(lambda: drawing(EachItsOwn, (ROWS,), KINDS), tmp_path / "own.json")
-    assert own[0].remedies[0].fix == "multiply_by_kind"
+    for kind in (EachItsOwn, HandedItsOwn):
+        own = findings_of(lambda one=kind: drawing(one, (ROWS,), KINDS), tmp_path / "own.json")
+        assert own[0].remedies[0].fix == "multiply_by_kind", kind

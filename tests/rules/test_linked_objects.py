@@ -140,8 +140,8 @@ def test_a_list_within_few_objects_is_no_chain(tmp_path):
 class Joined:
     """Several parts as one, as `torch.utils.data.ConcatDataset` has them."""
 
-    def __init__(self, parts):
-        self.parts = list(parts)
+    def __init__(self, parts, after=None):
+        self.parts, self.after = list(parts), after
 
 
 class SelfTraining:
@@ -163,6 +163,22 @@ class Nameless(SelfTraining):
 
     def step(self, number):
         self.everything = Joined([self.everything, torch.zeros(WIDTH, WIDTH)])
+
+
+class Retold:
+    """Each goes on from the one before, and could not be made of the first."""
+
+    def __init__(self, first):
+        self.tale = first
+
+    def step(self, number):
+        self.tale = Joined(after=self.tale, parts=[torch.zeros(WIDTH, WIDTH)])
+
+
+def test_the_one_before_of_a_history_is_to_be_cut_off(tmp_path):
+    first = findings_of(lambda: Retold(Joined([])).step, tmp_path / "run.json")[0].remedies[0]
+    assert (first.rule, first.fix, first.typed) == ("linked-objects", "del_ref", "")
+    assert "cut it off when the next one is made (`self.after = None`)" in first.why
 
 
 def test_what_is_made_of_itself_is_to_be_made_of_what_it_began_with(tmp_path):

@@ -109,3 +109,19 @@ def test_what_no_line_reads_is_left_out(program, name, line, tmp_path):
 @pytest.mark.parametrize("program", [handed_on_whole, of_a_librarys_class])
 def test_what_something_else_may_read_is_left_alone(program, tmp_path):
     assert "unread-entries" not in names(program, tmp_path / "run.json")
+
+
+def one_at_a_time():
+    """The newest item alone is kept: that is no container of many."""
+    newest = []
+
+    def step(number):
+        scores = torch.rand(WIDTH, WIDTH)
+        newest[:] = [Rollout(certainty=scores.amax(), all_scores=scores)]
+        return newest[0].certainty.item()
+
+    return step
+
+
+def test_a_single_item_is_none_of_many(tmp_path):
+    assert "unread-entries" not in names(one_at_a_time, tmp_path / "run.json")

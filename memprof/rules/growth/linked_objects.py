@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import re
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -105,26 +105,21 @@ def _chain(case: Case, holder: Holder, at: int) -> Chain:
 
 
 def _wrapped(place: Place | None) -> str:
-    """What a statement binds to a call that is given the very same; else empty."""
+    """What a statement binds to a call that has the very same among parts in a list; else empty.
+
+    ``self.data = Joined([self.data, more])``. What a call is given by itself may be the one before
+    of a history, whose next could not do without.
+    """
     for target, value in assigned(place.statement) if place is not None else ():
-        text = ast.unparse(target)
-        if isinstance(value, ast.Call) and text in map(ast.unparse, _given(value)):
-            return text
+        if isinstance(value, ast.Call) and ast.unparse(target) in _parts(value):
+            return ast.unparse(target)
     return ""
 
 
-def _given(call: ast.Call) -> Iterator[ast.expr]:
-    """What a call is given, also what is written in lists and tuples; of a method, its object.
-
-    ``stream = stream.shuffle(…)`` is of that kind.
-    """
-    if isinstance(call.func, ast.Attribute):
-        yield call.func.value
-    for one in arguments(call):
-        if isinstance(one, (ast.List, ast.Tuple)):
-            yield from one.elts
-        else:
-            yield one
+def _parts(call: ast.Call) -> list[str]:
+    """What is written in the lists and tuples that a call is given."""
+    lists = (one for one in arguments(call) if isinstance(one, (ast.List, ast.Tuple)))
+    return [ast.unparse(part) for one in lists for part in one.elts]
 
 
 def _base(place: Place, wrapped: str) -> str:
@@ -148,12 +143,22 @@ def _base(place: Place, wrapped: str) -> str:
     return min(others - {wrapped}, default="")
 
 
+class _Instead(ast.NodeTransformer):
+    """Puts one expression in the place of another, wherever that is read."""
+
+    def __init__(self, wrapped: str, base: str) -> None:
+        self._wrapped, self._base = wrapped, ast.parse(base, mode="eval").body
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        is_read = isinstance(node, ast.expr) and isinstance(getattr(node, "ctx", None), ast.Load)
+        if is_read and ast.unparse(node) == self._wrapped:
+            return self._base
+        return super().generic_visit(node)
+
+
 def _made_of(statement: ast.stmt, wrapped: str, base: str) -> str:
-    """The statement, with one thing in place of another in what it binds."""
-    targets = [ast.unparse(one) for one, _ in assigned(statement)]
-    value = ast.unparse(getattr(statement, "value", statement))
-    pattern = re.compile(rf"(?<![\w.]){re.escape(wrapped)}(?![\w])")
-    return f"{' = '.join(targets)} = {pattern.sub(base, value)}"
+    """The statement, with one thing in the place of another where it reads that."""
+    return ast.unparse(_Instead(wrapped, base).visit(copy.deepcopy(statement)))
 
 
 RULE = LinkedObjects()

@@ -202,9 +202,11 @@ def _of_earlier_parts(window: Window, results: Ints) -> Bools:
     lives = window.lives
     chained = np.zeros(len(lives), dtype=bool)
     numbers = np.unique(lives.stack).tolist()
-    ways = {_way_of_parts(window, row) for row in results.tolist()}
-    for way in ways:
-        own = [row for row in results.tolist() if _way_of_parts(window, row) == way] if way else []
+    by_way: dict[Statement, list[int]] = {}
+    for row in results.tolist():
+        by_way.setdefault(_way_of_parts(window, row), []).append(row)
+    by_way.pop((), None)
+    for way, own in by_way.items():
         within = [one for one in numbers if window.trace.stack(one)[-len(way) :] == way]
         by_parts = np.isin(lives.stack, within) & (lives.alloc >= 0)
         before = -1

@@ -11,8 +11,9 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.large_tensor import large_tensor, made_by_its_statement
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.call_sites import handed_over
 from memprof.source_code.program import Place, called_name, own_calls
-from memprof.source_code.scopes import reads_of
+from memprof.source_code.scopes import parameters, reads_of
 from memprof.source_code.values import values_of
 from memprof.trace import Phase
 from memprof.units import format_bytes
@@ -22,6 +23,8 @@ from memprof.views.window import Window
 __all__ = ["RULE"]
 
 _PAIR = 2
+_DEEPEST = 3
+"""Calls that hand a factor on, one to the next."""
 _WIDENING = frozenset(("reshape", "unflatten", "unsqueeze", "view"))
 """What gives a tensor one more dimension."""
 _PRODUCTS = frozenset(("baddbmm", "bmm", "einsum", "matmul"))
@@ -151,13 +154,26 @@ def _factor(place: Place, product: ast.Call | ast.BinOp, gathered: ast.expr) -> 
         return ""
     if left is not gathered or not isinstance(right, (ast.Attribute, ast.Name)):
         return ""
-    values = [*values_of(place, right.id)] if isinstance(right, ast.Name) else []
-    nodes = [node for one in values if one is not None for node in ast.walk(one)]
-    is_of_row = any(
+    return "" if _is_widened(place, right) else ast.unparse(right)
+
+
+def _is_widened(place: Place, value: ast.expr, depth: int = _DEEPEST) -> bool:
+    """Whether what a name is bound to, or a call hands over, was given one more dimension."""
+    if isinstance(value, ast.Attribute):
+        bound = [*values_of(place, ast.unparse(value))]
+    elif not isinstance(value, ast.Name):
+        bound = [value]
+    elif place.function is not None and value.id in parameters(place.function):
+        handed = handed_over(place, value, (place.program,))
+        return handed is not None and depth > 0 and _is_widened(*handed, depth - 1)
+    else:
+        bound = [*values_of(place, value.id)]
+    return any(
         called_name(node) in _WIDENING or (isinstance(node, ast.Constant) and node.value is None)
-        for node in nodes
+        for one in bound
+        if one is not None
+        for node in ast.walk(one)
     )
-    return "" if is_of_row else ast.unparse(right)
 
 
 def _parts_of_gather(value: ast.expr) -> tuple[ast.expr, ast.expr] | None:

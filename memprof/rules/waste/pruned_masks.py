@@ -8,10 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.rules.case import Case
-from memprof.rules.pruning_chains import IN_TURN, pruned_at, prunings_in_chain
+from memprof.rules.pruning_chains import (
+    IN_TURN,
+    is_made_permanent,
+    pruned_at,
+    prunings_in_chain,
+)
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Place, calls_in
-from memprof.source_code.scopes import qualified_name
 from memprof.trace import Category
 from memprof.units import format_bytes
 from memprof.views.window import Window
@@ -21,9 +24,8 @@ __all__ = ["RULE"]
 _LEAST_SHARE = 0.1
 """Of the peak."""
 _FEWEST_TIMES = 3
-_MODULE = "torch.nn.utils.prune."
+"""Prunings of a weight, as a search came upon them."""
 _FILE = "/torch/nn/utils/prune.py"
-_REMOVE = "remove"
 _LEARNING = (Category.GRADIENT, Category.OPTIMIZER_STATE)
 
 
@@ -32,7 +34,7 @@ class Masks(Match):
     """Masks of pruned weights."""
 
     times: int = 0
-    """Prunings of a weight, one upon the other, whose masks are kept; 0 for one."""
+    """Prunings of a weight, one upon the other, when its masks were searched for; 0 for one."""
 
 
 class PrunedMasks(WasteRule[Masks]):
@@ -45,8 +47,7 @@ class PrunedMasks(WasteRule[Masks]):
     def matches(self, window: Window) -> Iterator[Masks]:
         """What torch's pruning made, of modules that nothing trains; or masks upon masks."""
         yield from _of_earlier_prunings(window)
-        place = _prunes(window)
-        if place is None:
+        if pruned_at(window.programs) is None or is_made_permanent(window.programs):
             return
         lives = window.lives
         if np.isin(window.category, _LEARNING).any():
@@ -73,7 +74,7 @@ class PrunedMasks(WasteRule[Masks]):
     def title(self, match: Masks) -> str:
         """Say what they are."""
         if match.times:
-            return f"are masks of weights that were pruned {match.times} times, one upon the other"
+            return f"are masks of weights that were pruned {match.times} times or more, in turn"
         return "are masks of pruned weights, and weights that are made of them in each call"
 
     def advice(self, match: Masks, case: Case) -> Iterator[Advice]:
@@ -108,21 +109,6 @@ def _of_earlier_prunings(window: Window) -> Iterator[Masks]:
         earlier = own[window.made_in[own] < window.made_in[own].max()]
         saving = window.replayed(window.whole(earlier))
         yield Masks(int(there[-1]), there, nbytes, saving, times=times)
-
-
-def _prunes(window: Window) -> Place | None:
-    """The first statement of the program that prunes, where none removes the masks again."""
-    first: Place | None = None
-    for program in window.programs:
-        for call in calls_in(program.tree):
-            place = program.place(call)
-            name = qualified_name(place, call.func) if place is not None else ""
-            if not name.startswith(_MODULE):
-                continue
-            if name == f"{_MODULE}{_REMOVE}":
-                return None
-            first = first or place
-    return first
 
 
 RULE = PrunedMasks()

@@ -157,5 +157,5 @@ def _way(func: Any) -> _Way:
 
 
 def _is_pointwise(func: Any) -> bool:
-    """Whether torch marks an operator as one that computes value by value (from 2.1 on)."""
+    """Whether torch marks an operator as one that computes value by value."""
     return any(getattr(tag, "name", "") == "pointwise" for tag in getattr(func, "tags", ()))
