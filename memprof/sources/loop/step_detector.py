@@ -261,7 +261,7 @@ class StepDetector:
         if self.open_end:
             self.open_end = False
             self._automatic += 1
-            self._end(self._sign or Sign.CALL)
+            self._end(Sign.CALL if self._sign is None else self._sign)
 
     def close(self) -> None:
         """No more will come: what was still open has ended."""

@@ -59,6 +59,17 @@ def test_transforms_of_samples_are_no_steps_of_the_training_that_they_feed(steps
     assert steps(program) == (10, None)
 
 
+def test_where_nothing_but_modules_without_parameters_is_called_each_call_is_a_step(steps):
+    def program():
+        affine, results = Affine(), []
+        for _ in range(12):
+            results.append(affine(torch.ones(4)))
+
+    count, guessed = steps(program)
+    assert count == 12
+    assert (guessed.first, guessed.last, guessed.sign) == (0, 11, "bare_call")
+
+
 def test_an_evaluation_before_the_training_belongs_to_its_first_step(steps):
     def program():
         model = nn.Linear(4, 4)
