@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -17,9 +18,15 @@ from memprof.sources.protocol import Reading
 __all__ = ["HostSource"]
 
 
+_LONGEST_S = 0.002
+"""That C's allocator may take to count what is free in it; it is not asked again then."""
+
+
 class HostSource:
     """``rss``, ``children_rss``, ``available`` and ``total`` in bytes, and counts of Python's.
 
+    ``heap_free`` is what C's allocator has in pieces that nobody has asked for: freed memory that
+    stays with the process (glibc tells).
     ``limit_free`` is what is left until the limit of a container or a job (its control group).
     ``shared`` is what of ``rss`` is shared or backed by files, such as a mapped data set.
     ``python_blocks_count`` are the blocks of Python's own allocator in use, ``gc_full_count`` the
@@ -34,6 +41,7 @@ class HostSource:
         self._proc = Path(proc)
         self._process: psutil.Process | None = None
         self._group: ControlGroup | None = None
+        self._heap = _Heap() if pid is None else None
 
     def open(self) -> None:
         """Look up the process.
@@ -57,6 +65,7 @@ class HostSource:
         values: dict[str, float | int | None] = {
             "rss": resident,
             "shared": shared,
+            "heap_free": self._heap.free() if self._heap is not None else None,
             "children_rss": self._children_resident(),
             "available": int(memory.available),
             "total": int(memory.total),
@@ -76,6 +85,40 @@ class HostSource:
         except OSError:
             return None
         return sum(_resident_of(child) or 0 for child in children)
+
+
+class _Mallinfo2(ctypes.Structure):
+    """As glibc's `malloc.h` has it since 2.33: https://man7.org/linux/man-pages/man3/mallinfo.3.html."""
+
+    _fields_ = (
+        *(("arena", ctypes.c_size_t), ("ordblks", ctypes.c_size_t), ("smblks", ctypes.c_size_t)),
+        *(("hblks", ctypes.c_size_t), ("hblkhd", ctypes.c_size_t), ("usmblks", ctypes.c_size_t)),
+        *(("fsmblks", ctypes.c_size_t), ("uordblks", ctypes.c_size_t)),
+        *(("fordblks", ctypes.c_size_t), ("keepcost", ctypes.c_size_t)),
+    )
+
+
+class _Heap:
+    """What C's allocator says of this process's heap, while it is quick to say so."""
+
+    def __init__(self) -> None:
+        self._mallinfo2: Callable[[], _Mallinfo2] | None = None
+        try:
+            mallinfo2 = ctypes.CDLL(None).mallinfo2
+        except (AttributeError, OSError, TypeError):  # another C library, or an older one
+            return
+        mallinfo2.restype = _Mallinfo2
+        self._mallinfo2 = mallinfo2
+
+    def free(self) -> int | None:
+        """Bytes of its arenas that are in no use; None where that is not known."""
+        if self._mallinfo2 is None:
+            return None
+        began_s = time.thread_time()
+        free: int = self._mallinfo2().fordblks
+        if time.thread_time() - began_s > _LONGEST_S:
+            self._mallinfo2 = None
+        return free
 
 
 def _own(process: psutil.Process) -> tuple[int | None, int | None]:

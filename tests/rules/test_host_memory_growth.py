@@ -91,6 +91,19 @@ def test_what_freed_tensors_leave_to_the_process_is_no_growth(tmp_path):
     assert host_memory(run) == []
 
 
+def test_what_is_free_in_the_heap_is_no_growth(tmp_path):
+    free = [value - GIB for value in RISING]
+    shared = [0] * STEPS
+    assert host_memory(recorded(tmp_path, rss=RISING, shared=shared, heap_free=free)) == []
+    half = [value // 2 for value in free]
+    (found,) = host_memory(recorded(tmp_path, rss=RISING, shared=shared, heap_free=half))
+    assert found.bytes_per_step == 10 * MIB
+    # Of an allocator that was slow to say so the first readings tell nothing of the others.
+    quiet = [*half[:3], *[None] * (STEPS - 3)]
+    (found,) = host_memory(recorded(tmp_path, rss=RISING, shared=shared, heap_free=quiet))
+    assert found.bytes_per_step == 20 * MIB
+
+
 def test_what_the_most_tensors_took_stays_with_the_process(tmp_path):
     """A sampling now and then takes more each time, and frees it before the step is over."""
     peaks = [MIB + 20 * MIB * step for step in range(STEPS)]

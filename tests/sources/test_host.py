@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import mmap
 import os
@@ -80,3 +81,18 @@ def test_without_a_process_file_system_children_are_not_known(tmp_path):
 def test_a_closed_source_reads_nothing(source):
     source.close()
     assert source.read() == ()
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="glibc tells, from 2.33 on")
+def test_what_is_freed_within_the_heap_is_told_apart(source):
+    """Blocks below the size that is mapped apart; those between them keep the heap from shrinking."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    blocks = [libc.malloc(64 << 10) for _ in range(512)]
+    before = source.read()[0].values["heap_free"]
+    for block in blocks[::2]:
+        libc.free(block)
+    after = source.read()[0].values["heap_free"]
+    for block in blocks[1::2]:
+        libc.free(block)
+    assert after - before >= 255 * (64 << 10)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from memprof.rules.finding import Kind
 from memprof.rules.run_rule import RunMatch, RunRule
 from memprof.rules.same_memory import ANY_GROWTH
-from memprof.run import Run
+from memprof.run import ReadingSeries, Run
 from memprof.units import format_bytes
 from memprof.views.device_readings import after_steps, series_of
 from memprof.views.examination import Examination
@@ -47,8 +47,9 @@ class HostMemoryGrowth(RunRule[RunMatch]):
 
         Resident bytes less what is shared or backed by files (a data set that is mapped into memory
         fills up without harm), less the most that tensors of the CPU have taken until then, where
-        those were recorded: what is freed stays with the process. Runs in which the shared bytes
-        were not read are not judged.
+        those were recorded, and less what C's allocator has in no use, where it told so to the end:
+        what is freed stays with the process. Runs in which the shared bytes were not read are not
+        judged.
         """
         run = examination.run
         if run.header.dry_run is not None:
@@ -57,7 +58,7 @@ class HostMemoryGrowth(RunRule[RunMatch]):
         rss, shared = series_of(run, "host", "rss"), series_of(run, "host", "shared")
         if device is None or rss is None or shared is None or len(rss.values) != len(shared.values):
             return
-        anonymous = rss.values - shared.values
+        anonymous = rss.values - shared.values - _free_in_heap(run, rss)
         own = anonymous - _tensors(run, rss.time_us)
         ends = device.steps.end_us > 0
         end_us, numbers = device.steps.end_us[ends], device.steps.last[ends]
@@ -85,6 +86,14 @@ class HostMemoryGrowth(RunRule[RunMatch]):
         """Say by how much, and that no tensor is it."""
         rate = format_bytes(match.rise.per_step if match.rise is not None else 0)
         return f"host memory that no tensor holds grows by {rate} per step"
+
+
+def _free_in_heap(run: Run, rss: ReadingSeries) -> Floats:
+    """What of the process's heap was free at each moment; zeros where that was not told of all."""
+    free = series_of(run, "host", "heap_free")
+    if free is None or len(free.values) != len(rss.values) or np.isnan(free.values).any():
+        return np.zeros(len(rss.values))
+    return np.minimum(free.values, rss.values).astype(np.float64)
 
 
 def _tensors(run: Run, time_us: Ints) -> Floats:
