@@ -453,6 +453,8 @@ class LargeValues(
     """Share of the values that are not zero, the most of one."""
     settled: list[int] = []
     """Those that were hardly fuller at their last look than when half the steps were over."""
+    graphless: list[int] = []
+    """Those of an operator that was given nothing that needs a gradient; none in older files."""
     distinct: list[int] = []
     """Different values that are not zero, as far as they were read, the most of one; 0: more than a
     byte can tell apart, or of one too few were read."""

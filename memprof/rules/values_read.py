@@ -21,6 +21,8 @@ class Values:
     """Share of the values that are not zero, the most of one."""
     is_settled: bool
     """They were as full when half the steps were over."""
+    are_graphless: bool
+    """Each was computed of nothing that needs a gradient, as masks and positions are."""
     distinct: int
     """Different values that are not zero; 0: more than a byte can tell apart, or not known."""
     are_ones: bool
@@ -81,6 +83,7 @@ def _values(record: LargeValues, row: int) -> Values:
     return Values(
         filled=record.filled[row],
         is_settled=record.settled[row] == count,
+        are_graphless=bool(record.graphless) and record.graphless[row] == count,
         distinct=record.distinct[row],
         are_ones=record.ones[row] == count,
         repeats=record.repeats[row],
@@ -100,6 +103,7 @@ def _both(first: Values, second: Values) -> Values:
     return Values(
         filled=max(first.filled, second.filled),
         is_settled=first.is_settled and second.is_settled,
+        are_graphless=first.are_graphless and second.are_graphless,
         distinct=max(first.distinct, second.distinct) if first.distinct * second.distinct else 0,
         are_ones=first.are_ones and second.are_ones,
         repeats=min(first.repeats, second.repeats),

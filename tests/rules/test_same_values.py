@@ -123,6 +123,48 @@ def test_keys_and_values_are_kept_once_for_heads_that_share_them(tmp_path):
     assert not same(lambda: cached(repeated=False), tmp_path / "again.json")
 
 
+class Biased(nn.Module):
+    """Attention of eight heads with a bias for what is padded, in as many copies as there are."""
+
+    def __init__(self, copies):
+        super().__init__()
+        self.copies = copies
+        self.qkv = nn.Linear(32, 96)
+
+    def forward(self, x, padded):
+        batch, length, _ = x.shape
+        row = padded[:, None, :].float() * -1e9
+        bias = torch.stack([row + torch.zeros(length, 1)] * self.copies, dim=1)
+        heads = self.qkv(x).view(batch, length, 3, HEADS, -1)
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        return functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+
+
+def biased(copies):
+    def program():
+        model = Biased(copies)
+
+        def step(number):
+            padded = torch.rand(8, 256) < 0.5
+            model(torch.randn(8, 256, 32), padded).square().mean().backward()
+            model.zero_grad()
+
+        return step
+
+    return program
+
+
+def test_a_bias_that_no_weight_made_is_no_activation(tmp_path):
+    found = findings_of(biased(HEADS), tmp_path / "run.json")[0]
+    nbytes = 8 * HEADS * 256 * 256 * 4
+    assert (found.rule, found.bytes) == ("same-values", nbytes)
+    assert found.title.endswith(f"are the same values {HEADS * 256:,} times over")
+    findings_of(biased(1), tmp_path / "one.json")
+    (first,) = found.remedies
+    saved = peak_of(tmp_path / "run.json") - peak_of(tmp_path / "one.json")
+    assert 0 < saved <= first.saves_bytes <= nbytes
+
+
 def alike_at_first():
     """Weights of clients are the same until each has learned."""
     weights = torch.randn(SIDE, SIDE)

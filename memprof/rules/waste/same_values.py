@@ -145,9 +145,9 @@ def _match(window: Window, *, is_within: bool) -> SameValues | None:
         ]
         repeated = np.logical_or.reduce([own[one] for one in alike])
         there &= repeated
-        # What is the same along whole dimensions is an operand that broadcasts, for this once.
+        # What is the same along whole dimensions is an operand that broadcasts, in this size.
         is_operand = _is_product(times[key], known[key].shape)
-        every = there if is_operand else _of_any_size(window, repeated)
+        every = repeated if is_operand else _of_any_size(window, repeated)
     else:
         there &= window.lives.requested == key[1]
         every = there
@@ -171,12 +171,12 @@ def _own(window: Window, key: tuple[int, int], values: Values, *, is_within: boo
     """What a stack made in a size, but for what training computes with.
 
     Layers whose weights are zero as training begins return what they are given, or the same for
-    all. A mask of one byte a value is nothing that they return.
+    all. A mask of one byte a value is nothing that they return, nor is what comes of no weight.
     """
     excluded = set(_TRAINED)
     if is_within:
         excluded.add(Category.INPUT)
-    if values.item_bytes != 1:
+    if values.item_bytes != 1 and not values.are_graphless:
         excluded.add(Category.ACTIVATION)
     own = rows_of(window, *key) & ~np.isin(window.category, tuple(excluded))
     mask: Bools = own & (window.phase != Phase.BACKWARD)

@@ -70,7 +70,8 @@ _FIRST, _REST = slice(64), slice(64, None)
 _PRIMES = (2, 3, 5, 7)
 """Factors of how often heads, channels or rows are repeated."""
 FREE_S, _SHARE = 0.1, 0.01
-"""Seconds that looks may take in any case, and the share of the time beyond that."""
+"""Seconds of the processor that looks may take in any case, and their share of what the thread
+takes beyond that."""
 LONGEST_S = 0.02
 """Of one look: what was looked at less often comes first, then what is larger."""
 _FROM_FILES = ("aten::from_file",)
@@ -106,7 +107,7 @@ class _Look(NamedTuple):
     mean_used: float = 0.0
     """And a line on average."""
     repeats: int = 1
-    """How often the same values are there, along one or more dimensions."""
+    """How often the same values are there, along one or more dimensions; 0: all are one value."""
 
 
 class _Places:
@@ -142,13 +143,22 @@ class _Tensor:
     """A large tensor that is known, and what was read of it last."""
 
     __slots__ = (
-        "filled_by_age", "item_bytes", "look", "looks", "reference", "same", "shape", "since"
+        "filled_by_age", "is_graphless", "item_bytes", "look", "looks", "reference", "same",
+        "shape", "since",
     )  # fmt: skip
 
     def __init__(
-        self, reference: StorageReference, shape: tuple[int, ...], item_bytes: int, since: int
+        self,
+        reference: StorageReference,
+        shape: tuple[int, ...],
+        item_bytes: int,
+        since: int,
+        *,
+        is_graphless: bool,
     ) -> None:
         self.reference, self.shape, self.item_bytes = reference, shape, item_bytes
+        self.is_graphless = is_graphless
+        """Its operator was given nothing that needs a gradient."""
         self.look: _Look | None = None
         self.looks = 0
         self.same = 1
@@ -220,6 +230,9 @@ class LargeValuesWatch:
         self._tensors = self._high = self._steps = 0
         self._step = -1
         """The number that the program's step has; -1 before the first."""
+        self._made_high: tuple[int, int] | None = None
+        """What the last high came with: it is looked at when the next tensor comes, as some are
+        filled only then."""
         self._again: list[tuple[int, int]] = []
         """What had the same values in an earlier step, and is to be looked at again in this one."""
 
@@ -228,9 +241,13 @@ class LargeValuesWatch:
 
         Not what an operator was given, or took from a file: nobody knows where that lies.
         """
+        made_high, self._made_high = self._made_high, None
         if self._live.bytes > _HIGHER * self._high and self._may_look():
             self._high = self._live.bytes
             self.look()
+            self._made_high = reference.stack, reference.size
+        elif made_high is not None and self._may_look():
+            self._look([made_high])
         elif self._again and self._live.bytes >= _AS_HIGH * self._high and self._may_look():
             again, self._again = self._again, []
             self._look(again)
@@ -254,7 +271,10 @@ class LargeValuesWatch:
             and tensor.numel() * item_bytes == reference.size
         ):
             shape = tuple(map(int, tensor.shape))
-            group.tensors.append(_Tensor(reference, shape, item_bytes, self._steps))
+            is_graphless = not _needs_gradient(args)
+            group.tensors.append(
+                _Tensor(reference, shape, item_bytes, self._steps, is_graphless=is_graphless)
+            )
             self._tensors += 1
 
     def reach(self, step: int) -> None:
@@ -280,7 +300,7 @@ class LargeValuesWatch:
 
     def _may_look(self) -> bool:
         """Whether looks have not taken more than their share of the time."""
-        now_s = time.monotonic()
+        now_s = time.thread_time()
         self._began_s = self._began_s or now_s
         return self._spent_s <= FREE_S + _SHARE * (now_s - self._began_s)
 
@@ -304,7 +324,7 @@ class LargeValuesWatch:
 
     def _look(self, keys: list[tuple[int, int]]) -> None:
         """The same of what some stacks made in some sizes, and of all that is as large."""
-        began_s = time.monotonic()
+        began_s = time.thread_time()
         self._sweep()
         least, sizes = _LEAST_SHARE * self._live.bytes, {size for _, size in keys}
         alike: dict[tuple[int, bytes], list[_Tensor]] = defaultdict(list)
@@ -315,7 +335,7 @@ class LargeValuesWatch:
             for number, tensor in enumerate(group.tensors)
         ]
         for _, size, is_whole, tensor in sorted(due, key=lambda one: one[:2]):
-            if time.monotonic() - began_s > LONGEST_S:
+            if time.thread_time() - began_s > LONGEST_S:
                 break
             sample = _read(tensor, self._steps if is_whole else -1)
             if sample:
@@ -325,7 +345,7 @@ class LargeValuesWatch:
                 tensor.same = len(tensors)
                 by_step = self._same[tensor.reference.stack, tensor.reference.size]
                 by_step[tensor.since] = max(tensor.same, by_step.get(tensor.since, 0))
-        self._spent_s += time.monotonic() - began_s
+        self._spent_s += time.thread_time() - began_s
 
     def take(self, device: str) -> list[LargeValues]:
         """What was read since the last call."""
@@ -349,9 +369,10 @@ class LargeValuesWatch:
                 looks=[row.looks for row in values],
                 filled=[round(row.filled, 4) for row in values],
                 settled=[row.settled for row in values],
+                graphless=[row.graphless for row in values],
                 distinct=[row.distinct for row in values],
                 ones=[row.ones for row in values],
-                repeats=[row.repeats for row in values],
+                repeats=[row.repeats or 1 for row in values],
                 same=[row.same for row in values],
                 same_in_steps=[
                     min(by_step.values()) if len(by_step) > 1 else 1 for by_step in same
@@ -400,6 +421,7 @@ class _Row:
         self.looks = first.looks
         self.filled = 0.0
         self.settled = 0
+        self.graphless = 0
         self.ones = 0
         self.distinct = first.look.distinct if first.look is not None else 0
         self.repeats = first.look.repeats if first.look is not None else 1
@@ -413,9 +435,11 @@ class _Row:
         self.looks = min(self.looks, tensor.looks)
         self.filled = max(self.filled, look.filled)
         self.settled += tensor.is_settled
+        self.graphless += tensor.is_graphless
         self.ones += look.ones
         self.distinct = max(self.distinct, look.distinct) if self.distinct * look.distinct else 0
-        self.repeats = min(self.repeats, look.repeats)
+        # What is of one value so far says nothing of what its line fills it with, or makes of it.
+        self.repeats = min((one for one in (self.repeats, look.repeats) if one), default=0)
         self.same = max(self.same, tensor.same)
         if tensor.shape != self.shape or look.dim != self.dim:
             self.dim = -1
@@ -434,6 +458,17 @@ def _is_given(key: int, args: Any) -> bool:
     """Whether a storage is that of a tensor that an operator was given: it is its view, say."""
     given = (storage_of(one) for one in args if hasattr(one, "untyped_storage"))
     return any(storage is not None and storage._cdata == key for storage in given)
+
+
+def _needs_gradient(args: Any) -> bool:
+    """Whether one of the tensors that an operator was given, or of a list of them, needs one."""
+    for one in args:
+        if isinstance(one, (list, tuple)):
+            if _needs_gradient(one):
+                return True
+        elif getattr(one, "requires_grad", False):
+            return True
+    return False
 
 
 def _read(tensor: _Tensor, steps: int) -> bytes:
@@ -490,10 +525,10 @@ def _repeats(
 ) -> int:
     """How often all values are there: what is the same at another place of a dimension as here.
 
-    At its first place, or as `_in_parts` says; 1 where all values are the same one.
+    At its first place, or as `_in_parts` says; 0 where all values are the same one.
     """
     if bool((sample == sample[0]).all()):
-        return 1
+        return 0
     repeats = 1
     for dim, extent in enumerate(shape):
         if extent < 2:
