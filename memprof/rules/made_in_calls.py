@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from itertools import takewhile
 
 import numpy as np
@@ -21,13 +21,12 @@ _LEAST_OF_LARGEST = 0.5
 
 def spared_by_one_function(
     window: Window,
-    filename: str,
-    lines: Collection[int],
+    lines: Mapping[str, Collection[int]],
     *,
     keeps_input: bool = True,
     is_loss: bool = False,
 ) -> Ints:
-    """What would not be made if one function of torch computed what some lines of a file do.
+    """What would not be made if one function of torch computed what some lines do.
 
     Of each call's results that is all but the last, and so it is of the gradients of its backward
     pass. A loss keeps the first that waits for the backward pass instead, and besides the last
@@ -36,15 +35,17 @@ def spared_by_one_function(
 
     Args:
         window: where they were recorded.
-        filename: the file.
-        lines: its lines.
+        lines: the lines, by their file.
         keeps_input: whether the lines keep their input for the backward pass, as the function does;
             else it keeps that in place of one more result.
         is_loss: whether what the lines return is reduced to a number.
     """
     lives = window.lives
     is_backward = window.phase == Phase.BACKWARD
-    made = made_at_lines(window, filename, lines) & (lives.alloc >= 0) & ~is_backward
+    made = np.zeros(len(lives), dtype=bool)
+    for filename, own in lines.items():
+        made |= made_at_lines(window, filename, own)
+    made &= (lives.alloc >= 0) & ~is_backward
     made &= ~np.isin(lives.stack, _of_layers(window, np.unique(lives.stack[made])))
     rows, call = _in_calls(window, made)
     stays = _last_of(call)
@@ -55,7 +56,7 @@ def spared_by_one_function(
     if not keeps_input:
         stays |= _first_of(call)
     frames = window.owners.sites.frames
-    on = np.array([frame.filename == filename and frame.line in lines for frame in frames])
+    on = np.array([frame.line in lines.get(frame.filename, ()) for frame in frames])
     gradients, of_call = _in_calls(window, on[window.origin_site] & is_backward)
     is_last = _last_of(of_call)
     if is_loss and len(gradients):  # what is there as the last is made is what that comes of

@@ -168,6 +168,7 @@ def test_looks_between_two_runs_come_upon_the_first_alone(known, twice, monkeypa
             is_settled=False,
             distinct=0,
             are_ones=False,
+            are_graphless=False,
             repeats=1,
             same=same,
             same_in_steps=in_steps,

@@ -63,7 +63,9 @@ class RepeatedCalls(WasteRule[RepeatedCall]):
         inside = np.array([f"{name}.".startswith(f"{module}.") for name in names])[window.module]
         inside &= window.at_peak & _made_by_passes(window)
         frames = _where_they_part(window, first, second)
-        if frames is None or window.bytes_of(twice) < _MOSTLY * window.bytes_of(inside):
+        if frames is None or not _are_of_two_calls(window, first, second, frames):
+            return
+        if window.bytes_of(twice) < _MOSTLY * window.bytes_of(inside):
             return
         rows = _of_later_runs(window, module, frames, twice, times)
         nbytes = window.bytes_of(rows & window.at_peak)
@@ -166,6 +168,17 @@ def _where_they_part(window: Window, first: Ints, second: Ints) -> tuple[Frame, 
     if common < min(len(ours), len(theirs)):
         return ours[common], theirs[common]
     return ours[-1], theirs[-1]
+
+
+def _are_of_two_calls(
+    window: Window, first: Ints, second: Ints, frames: tuple[Frame, Frame]
+) -> bool:
+    """Whether the same lines of a module made both, and no two operators of one line of one call.
+
+    `softmax(…).clamp(…)` may change nothing: of one tensor each by one line nobody can tell.
+    """
+    ends = [[window.stack(row)[:1] for row in rows.tolist()] for rows in (first, second)]
+    return ends[0] == ends[1] and (frames[0] != frames[1] or len(first) > 1)
 
 
 def _shared(window: Window, rows: Ints) -> list[Frame]:

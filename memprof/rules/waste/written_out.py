@@ -52,8 +52,7 @@ class StepsWrittenOut(WasteRule[Steps]):
             done.add(id(function))
             rows = spared_by_one_function(
                 window,
-                place.program.filename,
-                function.lines,
+                {place.program.filename: function.lines},
                 keeps_input=function.keeps_input,
             )
             there = rows[window.at_peak[rows]]
