@@ -15,7 +15,7 @@ import numpy as np
 from memprof.rules.rule import Match
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Place, place_of
-from memprof.trace import SURVIVOR_AGE, Category, Frame
+from memprof.trace import SURVIVOR_AGE, Category, Frame, Phase
 from memprof.views.stacks import made_likewise
 from memprof.views.window import Bools, Ints, Window
 
@@ -89,9 +89,24 @@ def _large_tensor(window: Window, least_one: float) -> LargeTensor | None:
     nbytes = int(window.lives.size[there].sum())
     if window.share(nbytes) < _LEAST_SHARE or window.share(int(size)) < least_one:
         return None
-    row = int(np.flatnonzero(alike & (window.made_in == window.made_in[row]))[0])
+    row = _first_of(window, np.flatnonzero(alike & (window.made_in == window.made_in[row])))
     in_every_step = _in_every_step(window, alike)
     return LargeTensor(row, alike, in_every_step, there, nbytes, place_of(window.frame_of(row)))
+
+
+def _first_of(window: Window, rows: Ints) -> int:
+    """The first of a step's tensors of one size that those at the peak may come of.
+
+    What was gone before the next was made has no part in it, but that a backward pass had before.
+    """
+    first = int(rows[window.at_peak[rows]][0])
+    if window.phase[first] == Phase.BACKWARD:
+        return int(rows[0])
+    lives = window.lives
+    for row in rows[rows < first][::-1]:
+        if lives.free[row] > lives.alloc[first]:
+            first = int(row)
+    return first
 
 
 def _in_every_step(window: Window, alike: Bools) -> Bools:

@@ -9,6 +9,7 @@ from torch import nn
 from tests.rules.recorded import findings_of, names, peak_of
 
 POINTS, OTHERS, DIMENSIONS = 160, 128, 16
+LENGTHS = torch.zeros(DIMENSIONS, requires_grad=True)
 
 
 def squared(a, b):
@@ -54,6 +55,32 @@ def of_batch(x, y):
     x = x.unsqueeze(2).expand(*shape)
     y = y.unsqueeze(1).expand(*shape)
     return torch.pow(x - y, 2).sum(3)
+
+
+def by_shape(a, b):
+    """As clustering by hand has it: each set is given the shape that pairs take."""
+    points, centers = a.reshape(len(a), 1, DIMENSIONS), b.reshape(1, len(b), -1)
+    return torch.linalg.vector_norm(points - centers, ord=2, dim=2)
+
+
+def of_means(a, b):
+    """As prototypes are compared with queries."""
+    x, y = a[:, None], b[None]
+    return torch.pow(x - y, 2).mean(2)
+
+
+def of_lengths(a, b):
+    """As a kernel has it that learns a length for each dimension."""
+    difference = a.unsqueeze(1) - b.unsqueeze(0)
+    scaled = difference / LENGTHS.exp()
+    return scaled.pow(2).sum(-1)
+
+
+def normalised(a, b):
+    """Each difference is divided by its length: that is one of the pair."""
+    difference = a.unsqueeze(1) - b.unsqueeze(0)
+    distance = difference.norm(dim=-1, keepdim=True)
+    return (difference / distance).abs().sum(-1)
 
 
 def over_others(a, b):
@@ -120,6 +147,9 @@ def looks_alike():
         (by_methods, "difference = a.unsqueeze(-2).sub(b.unsqueeze(-3))"),
         (by_function, "return torch.sub(a[:, None], b[None]).pow(2).sum(-1)"),
         (in_place_of_its_own, "return torch.pow(x - y, 2).sum(3)"),
+        (by_shape, "return torch.linalg.vector_norm(points - centers, ord=2, dim=2)"),
+        (of_means, "return torch.pow(x - y, 2).mean(2)"),
+        (of_lengths, "difference = a.unsqueeze(1) - b.unsqueeze(0)"),
     ],
 )
 def test_the_subtraction_is_told_also_where_the_peak_is_in_the_backward_pass(
@@ -141,8 +171,14 @@ def test_what_it_promises_is_what_the_change_saves(tmp_path):
     assert one.remedies[0].saves_bytes == pytest.approx(before - after, rel=0.1)
 
 
+def test_points_are_to_be_scaled_first_where_their_differences_are(tmp_path):
+    found = findings_of(lambda: training(of_lengths), tmp_path / "run.json")
+    (one,) = [finding for finding in found if finding.rule == "pairwise-differences"]
+    assert "Scale the points first (`/ LENGTHS.exp()`)" in one.remedies[0].why
+
+
 def test_nothing_is_said_where_the_differences_are_needed(tmp_path):
-    apart = (directions, weighted, scaled, over_points, over_others, built_in)
+    apart = (directions, normalised, weighted, scaled, over_points, over_others, built_in)
     for distances in apart:
         found = names(lambda distances=distances: training(distances), tmp_path / "run.json")
         assert "pairwise-differences" not in found, distances

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from memprof.rules.case import Case
 from memprof.rules.large_tensor import large_tensor
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Place, called_name
+from memprof.source_code.program import Place, called_name, loaded_names
 from memprof.source_code.values import last_binding, values_of
 from memprof.trace import Phase
 from memprof.units import format_bytes
@@ -17,7 +19,7 @@ from memprof.views.window import Window
 
 __all__ = ["RULE"]
 
-_SUMS = frozenset(("norm", "vector_norm", "sum"))
+_SUMS = frozenset(("mean", "norm", "vector_norm", "sum"))
 """What is left of the differences of two points is one number."""
 _POWERS = frozenset(("abs", "pow", "sqrt", "square"))
 """What may be done with them before that."""
@@ -27,6 +29,10 @@ _SAME_PAIRS = frozenset(("contiguous", "expand", "expand_as", "repeat"))
 """What gives the turned operand the shape of all pairs, which it would have all the same."""
 _OF_ROWS = frozenset(("0", "1", ":, None", ":, None, :", "None", "None, :", "None, :, :"))
 """How two tables of rows are turned: the differences have three dimensions."""
+_SHAPED = ("reshape", "view")
+"""Methods that are given a shape."""
+_MOST_SHOWN = 4
+"""Dimensions of a shape that is read as a turn."""
 _OF_BATCHES = {"1", "2"}
 """How a batch of them is, by `unsqueeze`: they have four."""
 _SUBTRACTING = frozenset(("sub", "subtract"))
@@ -37,41 +43,59 @@ _KEPT = 2
 """Times one value for each pair: what `cdist` saves for its gradient, and that of the distances."""
 
 
-class PairwiseDifferences(WasteRule[Match]):
+_SCALINGS = frozenset(("div", "mul", "multiply", "true_divide"))
+_SCALES = (ast.Div, ast.Mult)
+"""What may weigh the dimensions of the differences: the points' as well."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Differences(Match):
+    """What is done with them before they are summed up."""
+
+    scale: str = ""
+    """What each dimension is divided by or multiplied with, as it is written."""
+
+
+class PairwiseDifferences(WasteRule[Differences]):
     """``((a[:, None] - b[None]) ** 2).sum(-1)``: n · m · d values, of which n · m are left."""
 
     name = "pairwise-differences"
     summary = "all differences of two sets of points are made for their distances"
     fixes = ("cdist", "chunk")
 
-    def matches(self, window: Window) -> Iterator[Match]:
+    def matches(self, window: Window) -> Iterator[Differences]:
         """The large tensor of the peak: such differences, that nothing but a distance reads."""
         large = large_tensor(window)
         if large is None or large.place is None or window.phase[large.row] == Phase.BACKWARD:
             return
         pairs = _bytes_of_pairs(window, large.row)
-        if not pairs or not _is_for_distances(large.place):
+        scales = _scales_of_distances(large.place) if pairs else None
+        if scales is None:
             return
         of_size = large.in_every_step & (window.made_in >= 0)
         without = window.replayed(window.whole(of_size.nonzero()[0]))
         learns = window.learns_after(int(window.lives.alloc[large.row]))
-        yield Match(
+        yield Differences(
             row=large.row,
             rows=large.there,
             nbytes=large.nbytes,
             saving=_with(without, (_KEPT if learns else 1) * pairs),
+            scale=" ".join(scales),
         )
 
-    def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same
+    def title(self, match: Differences) -> str:  # noqa: ARG002 - every match reads the same
         """Say what they are for."""
         return "are differences of all pairs of points, of which only distances are used"
 
-    def advice(self, match: Match, case: Case) -> Iterator[Advice]:
+    def advice(self, match: Differences, case: Case) -> Iterator[Advice]:
         """Have the distances computed without them, or in parts."""
         why = (
             f"Only the distances are used of {format_bytes(match.nbytes)} of differences: "
-            "`torch.cdist` computes them without (`.square()` for their squares, `p=1` for sums)."
+            "`torch.cdist` computes them without (`.square()` for their squares, `p=1` for sums; "
+            "a mean is one of these through the number of dimensions)."
         )
+        if match.scale:
+            why += f" Scale the points first (`{match.scale}`), each set by itself."
         yield Advice("cdist", why, case.site)
         yield Advice("chunk", "Or work through the points in parts.", case.site)
 
@@ -98,31 +122,32 @@ def _bytes_of_pairs(window: Window, row: int) -> int:
     return int(parts[whole % parts == 0].max(initial=0))
 
 
-def _is_for_distances(place: Place) -> bool:
-    """Whether a statement subtracts what it has turned two ways, for a sum of powers alone."""
+def _scales_of_distances(place: Place) -> tuple[str, ...] | None:
+    """What weighs the dimensions where a statement subtracts what it has turned two ways.
+
+    Empty where nothing does; None where that is not for a sum of powers alone.
+    """
     differences = [
-        (node, turns)
+        (node, operands, turns)
         for node in ast.walk(place.statement)
         if (operands := _subtracted(node)) and (turns := _turns(place, *operands))
     ]
     if len(differences) != 1:
-        return False
-    difference, (ours, theirs) = differences[0]
-    uses: list[ast.AST] = [difference]
-    statement = place.statement
-    if isinstance(statement, ast.Assign) and statement.value is difference:
-        target = statement.targets[0]
-        if len(statement.targets) != 1 or not isinstance(target, ast.Name):
-            return False
-        names = (node for node in ast.walk(place.scope) if isinstance(node, ast.Name))
-        uses = [node for node in names if node.id == target.id and isinstance(node.ctx, ast.Load)]
+        return None
+    difference, operands, (ours, theirs) = differences[0]
+    pair = {ours, theirs}
+    last = {"-1"} | ({"2"} if pair <= _OF_ROWS else {"3"} if _is_of_batches(pair) else set())
+    names = {one.id for operand in operands for one in ast.walk(operand) if _is_name(one)}
     parents = {
         child: node for node in ast.walk(place.scope) for child in ast.iter_child_nodes(node)
     }
-    pair = {ours, theirs}
-    last = {"-1"} | ({"2"} if pair <= _OF_ROWS else {"3"} if pair == _OF_BATCHES else set())
-    sums = {_distance_of(use, parents, last) for use in uses}
-    return len(sums) == 1 and None not in sums
+    way = _Way(place, parents, frozenset(last), names)
+    sums = way.sums_of(difference)
+    return tuple(dict.fromkeys(way.scales)) if len(sums) == 1 and None not in sums else None
+
+
+def _is_name(node: ast.AST) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name)
 
 
 def _subtracted(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
@@ -142,8 +167,16 @@ def _turns(place: Place, left: ast.expr, right: ast.expr) -> tuple[str, str] | N
     return (ours, theirs) if ours and theirs and ours != theirs else None
 
 
+def _is_of_batches(pair: set[str]) -> bool:
+    """Whether both operands are turned to four dimensions."""
+    return pair == _OF_BATCHES or all(one.count(",") == _MOST_SHOWN - 1 for one in pair)
+
+
 def _turn(place: Place, operand: ast.expr) -> str:
-    """How an operand is given one more dimension, as a name as well; empty where it is not."""
+    """How an operand is given one more dimension, as a name as well; empty where it is not.
+
+    As an index has it, or `unsqueeze`: a shape with a 1 in it reads as an index with a None there.
+    """
     if isinstance(operand, ast.Name):
         operand = _value_of(place, operand) or operand
     while isinstance(operand, ast.Call) and called_name(operand) in _SAME_PAIRS:
@@ -152,10 +185,21 @@ def _turn(place: Place, operand: ast.expr) -> str:
         operand = operand.func.value
     if isinstance(operand, ast.Subscript):
         added = [n for n in ast.walk(operand.slice) if isinstance(n, ast.Constant)]
-        return ast.unparse(operand.slice) if any(n.value is None for n in added) else ""
+        parts = operand.slice.elts if isinstance(operand.slice, ast.Tuple) else [operand.slice]
+        return _written(parts) if any(n.value is None for n in added) else ""
     if isinstance(operand, ast.Call) and called_name(operand) == "unsqueeze":
-        return ast.unparse(operand.args[-1]) if operand.args else ""
+        given = [*operand.args, *(one.value for one in operand.keywords if one.arg == "dim")]
+        return ast.unparse(given[-1]) if given else ""
+    if isinstance(operand, ast.Call) and called_name(operand) in _SHAPED:
+        ones = [ast.unparse(one) == "1" for one in operand.args]
+        if sum(ones) == 1 and _OPERANDS < len(ones) <= _MOST_SHOWN:
+            return ", ".join("None" if one else ":" for one in ones)
     return ""
+
+
+def _written(parts: list[ast.expr]) -> str:
+    """An index as it is written; a tuple of its own would have parentheses in some versions."""
+    return ", ".join(ast.unparse(one) for one in parts)
 
 
 def _value_of(place: Place, name: ast.Name) -> ast.expr | None:
@@ -168,33 +212,104 @@ def _value_of(place: Place, name: ast.Name) -> ast.expr | None:
     return statement.value if isinstance(statement, ast.Assign) else None
 
 
-def _distance_of(use: ast.AST, parents: dict[ast.AST, ast.AST], last: set[str]) -> ast.AST | None:
-    """The sum that a use of differences goes into, with nothing but powers before; else None.
+@dataclass(slots=True, eq=False)
+class _Way:
+    """What differences go through, from their statement on."""
 
-    ``last`` are the ways to write the dimension that it has to be along.
-    """
-    node, has_root = use, False
-    while (above := parents.get(node)) is not None:
-        if isinstance(above, ast.BinOp) and isinstance(above.op, (ast.Pow, ast.Mult)):
-            # a product with something else would weigh them
-            other = above.right if node is above.left else above.left
-            if isinstance(above.op, ast.Mult) and ast.dump(other) != ast.dump(node):
-                return None
-            has_root = True
-        elif isinstance(above, ast.Call):
-            name = called_name(above)
-            has_root = has_root or name in _ROOTS
-            if name in _SUMS:
-                return above if has_root and _is_along(above, last) else None
-            if name not in _POWERS:
-                return None
-        elif not isinstance(above, ast.Attribute):
-            return None
-        node = above
-    return None
+    place: Place
+    parents: dict[ast.AST, ast.AST]
+    last: frozenset[str]
+    """The ways to write the dimension that a sum has to be along."""
+    names: set[str]
+    """Of the points, and of what is computed of their differences: none of these is a scale."""
+    scales: list[str] = field(default_factory=list)
+    """What weighs the dimensions."""
+    followed: set[ast.AST] = field(default_factory=set)
+    """Statements that bind them to a name."""
+
+    def sums_of(self, use: ast.AST, *, has_root: bool = False) -> set[ast.AST | None]:
+        """The sums that a use goes into, with nothing but powers before; None for anything else."""
+        node = use
+        while (above := self.parents.get(node)) is not None:
+            if isinstance(above, ast.Assign) and above.value is node:
+                return self._sums_of_name(above, has_root=has_root)
+            if isinstance(above, ast.BinOp):
+                if not self._is_weight_or_power(above, node):
+                    return {None}
+                has_root = has_root or not self._scaled_by(above, node)
+            elif isinstance(above, ast.Call):
+                name = called_name(above)
+                has_root = has_root or name in _ROOTS
+                if name in _SUMS:
+                    return {above if has_root and _is_along(above, self.last) else None}
+                if name not in _POWERS and not self._is_scaling(above):
+                    return {None}
+            elif not isinstance(above, ast.Attribute):
+                return {None}
+            node = above
+        return {None}
+
+    def _sums_of_name(self, statement: ast.Assign, *, has_root: bool) -> set[ast.AST | None]:
+        if statement in self.followed:
+            return set()
+        target = statement.targets[0]
+        if len(statement.targets) != 1 or not _is_name(target):
+            return {None}
+        self.followed.add(statement)
+        self.names.add(target.id)
+        uses = (
+            node
+            for node in ast.walk(self.place.scope)
+            if _is_name(node) and node.id == target.id and isinstance(node.ctx, ast.Load)
+        )
+        sums = [self.sums_of(use, has_root=has_root) for use in uses]
+        return set().union(*sums) if sums else {None}
+
+    def _is_weight_or_power(self, above: ast.BinOp, node: ast.AST) -> bool:
+        """Whether it is a power of the differences, or weighs them with what is none of them."""
+        if isinstance(above.op, ast.Pow):
+            return node is above.left
+        other = above.right if node is above.left else above.left
+        if isinstance(above.op, ast.Mult) and ast.dump(other) == ast.dump(node):
+            return True
+        scale = self._scaled_by(above, node)
+        if scale:
+            self.scales.append(scale)
+        return bool(scale)
+
+    def _scaled_by(self, above: ast.BinOp, node: ast.AST) -> str:
+        """A weight of each dimension as it is written, with its sign; empty where it is none."""
+        other = above.right if node is above.left else above.left
+        is_divided = isinstance(above.op, ast.Div)
+        if not isinstance(above.op, _SCALES) or (is_divided and node is not above.left):
+            return ""
+        if not self._is_scale(other) or ast.dump(other) == ast.dump(node):
+            return ""
+        return f"{'/' if is_divided else '*'} {ast.unparse(other)}"
+
+    def _is_scaling(self, call: ast.Call) -> bool:
+        """Whether a method weighs the differences, which is noted then."""
+        if called_name(call) not in _SCALINGS or len(call.args) != 1 or call.keywords:
+            return False
+        if not self._is_scale(call.args[0]):
+            return False
+        sign = "*" if called_name(call).startswith("mul") else "/"
+        self.scales.append(f"{sign} {ast.unparse(call.args[0])}")
+        return True
+
+    def _is_scale(self, value: ast.expr) -> bool:
+        """Whether a value is of the dimensions alone: none of a pair or of the points."""
+        nodes = list(ast.walk(value))
+        is_turned = any(isinstance(one, ast.Subscript) for one in nodes)
+        names = {one.id for one in nodes if _is_name(one)}
+        if not names or is_turned:
+            return False
+        values = [one for name in names for one in values_of(self.place, name) if one is not None]
+        names = names.union(*map(loaded_names, values))
+        return not names & (self.names - {"self", "torch"})
 
 
-def _is_along(call: ast.Call, last: set[str]) -> bool:
+def _is_along(call: ast.Call, last: frozenset[str]) -> bool:
     """Whether a sum is one along a dimension that is written so."""
     given = [*call.args, *(one.value for one in call.keywords if one.arg in ("dim", "axis"))]
     return any(ast.unparse(one).strip("()[],") in last for one in given)
