@@ -21,12 +21,12 @@ def trains(rows, *, learns_from=BATCH):
 
         @torch.no_grad()
         def evaluate():
-            return model(torch.ones(rows, WIDTH)).mean().item()
+            return model(torch.rand(rows, WIDTH)).mean().item()
 
         def step(number):
             evaluate()
             optimizer.zero_grad()
-            model(torch.ones(learns_from, WIDTH)).square().mean().backward()
+            model(torch.rand(learns_from, WIDTH)).square().mean().backward()
             optimizer.step()
 
         return step
@@ -47,7 +47,7 @@ def test_the_call_of_the_model_is_the_line_and_a_training_batch_the_measure(tmp_
     )
     assert (remedy.fix, remedy.code) == (
         "smaller_batch",
-        "return model(torch.ones(rows, WIDTH)).mean().item()",
+        "return model(torch.rand(rows, WIDTH)).mean().item()",
     )
     assert remedy.why.startswith("A line of the model makes 1 MiB here, and 32 KiB in a training")
     assert remedy.saves_bytes == round(found.match.saving.bytes * 31 / 32)

@@ -114,6 +114,26 @@ def test_what_makes_room_for_others_is_a_cache(tmp_path):
     assert record.unread[0] == record.count[0] > BATCHES
 
 
+def of_clients():
+    """Of each client the states stay; those of the few who came once go first, together."""
+    net, states = Net(), {}
+
+    @torch.no_grad()
+    def step(number):
+        states[number] = net(torch.randn(ROWS, 16))
+        if number == 12:
+            for guest in (0, 1, 2, 3):
+                del states[guest]
+
+    return step
+
+
+def test_what_a_cache_let_go_of_says_nothing_of_what_stays(tmp_path):
+    assert not waiting(of_clients, tmp_path / "run.json")
+    (record, *_) = load(tmp_path / "run.json").kept_results
+    assert record.unread[0] == record.count[0] > 0
+
+
 BY_NUMPY = """
 import numpy
 

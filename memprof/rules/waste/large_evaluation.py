@@ -38,6 +38,7 @@ class LargeEvaluation(WasteRule[LargeBatch]):
     summary = "a model evaluates many times as much at once as a training step takes"
     fixes = ("smaller_batch",)
     yields_to = ("evaluation-graph",)
+    is_general = True  # smaller batches take longer: what nobody needs comes first
 
     def matches(self, window: Window) -> Iterator[LargeBatch]:
         """The largest tensor, made by a module where it saves nothing, and in steps it saves less.

@@ -37,7 +37,12 @@ _FEWEST = 4
 """Results at the peak."""
 _WIDE_LOSSES = frozenset(("binary_cross_entropy", "mse_loss", "smooth_l1_loss", "soft_margin_loss"))
 """Losses whose mean or sum has the storage of all their values."""
+_ENTRIES = ("enumerate", "items", "values", "zip")
+"""What goes through a container's entries as they are."""
 _COLLECTING = frozenset(("list", "sorted", "tuple"))
+_LEAST_ENDED = 0.5
+"""Of what a line made, that has to be gone where nothing read it: a cache lets go of what is not
+wanted first, and what is wanted stays."""
 _MOST_ROOM = 0.1
 """Of the results, that may come as one of those before goes while most of them stay."""
 
@@ -77,7 +82,7 @@ class WaitingResultsRule(WasteRule[WaitingResults]):
             lasted = lives.free - lives.alloc
             # A line may make others, too; but what goes with those was kept with them.
             own = _with_those_freed_then(window, own, 2 * lasted[own] >= np.median(lasted[there]))
-            if _make_room(window, own):
+            if _make_room(window, own) or not (fate.readers or _are_mostly_over(window, own)):
                 continue
             computed = np.isin(lives.stack, fate.computed) & (lives.requested >= fate.sizes[0])
             computed &= ~window.has_owner
@@ -107,7 +112,7 @@ class WaitingResultsRule(WasteRule[WaitingResults]):
         fate, kept = match.fate, match.kept_at
         assert fate is not None
         place = case.place_at(kept.filename, kept.line) if kept is not None else None
-        place = _filling_after(place) or place
+        place = _filling_after(place) or _filling_of(place) or place
         nbytes = format_bytes(match.nbytes)
         if match.loss:
             why = (
@@ -129,6 +134,11 @@ class WaitingResultsRule(WasteRule[WaitingResults]):
             "it comes, and keep the result."
         )
         yield Advice("reduce_predictions", why, place or case.site)
+
+
+def _are_mostly_over(window: Window, rows: Ints) -> bool:
+    ended = window.lives.free[rows] < len(window.trace.events)
+    return bool(ended.mean() >= _LEAST_ENDED)
 
 
 def _with_those_freed_then(window: Window, rows: Ints, chosen: Bools) -> Ints:
@@ -164,15 +174,40 @@ def _filling_after(place: Place | None) -> Place | None:
     if place is None or loop is None:
         return None
     names = _bound(place.statement)
-    statements = [one for one in ast.walk(loop) if isinstance(one, (ast.Expr, ast.Assign))]
+    statements = [one for one in ast.walk(loop) if isinstance(one, (ast.Expr, ast.Assign, ast.For))]
     for statement in sorted(statements, key=lambda one: one.lineno):
         growth = filling(statement)
         for value in growth.values if growth is not None else ():
             if _is_as_it_was(value, names):
                 return place.program.place(statement)
-        if isinstance(statement, ast.Assign) and _is_as_it_was(statement.value, names):
+        source = statement.iter if isinstance(statement, ast.For) else statement.value
+        if not isinstance(statement, ast.Expr) and _is_as_it_was(source, names):
             names |= _bound(statement)
     return None
+
+
+def _filling_of(place: Place | None) -> Place | None:
+    """The statement of the same function that fills the empty container that another one makes.
+
+    Of several entries, each with a list of its own, as well: `results.setdefault(key, [])`.
+    """
+    if place is None or not isinstance(place.statement, (ast.Assign, ast.AnnAssign)):
+        return None
+    names = {ast.unparse(one) for one in bound_names(place.statement)}
+    for node in ast.walk(place.scope):
+        growth = filling(node) if isinstance(node, (ast.Expr, ast.Assign)) else None
+        if growth is not None and names & set(_chain(growth.container)):
+            return place.program.place(node)
+    return None
+
+
+def _chain(container: str) -> Iterator[str]:
+    """A container as it is written, and what it is an entry of, outermost last."""
+    node: ast.AST = ast.parse(container, mode="eval").body
+    yield container
+    while isinstance(node, (ast.Attribute, ast.Call, ast.Subscript)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+        yield ast.unparse(node)
 
 
 def _bound(statement: ast.stmt) -> set[str]:
@@ -184,7 +219,7 @@ def _is_as_it_was(value: ast.expr, names: set[str]) -> bool:
     calls = {called_name(one) for one in ast.walk(value) if isinstance(one, ast.Call)}
     is_computed = any(isinstance(one, (ast.BinOp, ast.Compare)) for one in ast.walk(value))
     is_own = bool(loaded_names(value) & names)
-    return is_own and not is_computed and calls <= SAME_VALUES | {"detach"}
+    return is_own and not is_computed and calls <= SAME_VALUES | {"detach", *_ENTRIES}
 
 
 def _collecting_frame(window: Window, stack: int) -> Frame | None:

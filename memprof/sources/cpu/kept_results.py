@@ -162,10 +162,8 @@ class KeptResultsWatch:
         for reference in fresh:
             if reference.category in _OWNED:
                 continue
-            known = self._node_of(reference.key)
-            if known is not None:
-                self._need(known)  # what was computed of a kept result is kept as well
-            elif len(self.nodes) < _MOST_NODES:
+            # What was computed of a kept result is followed already, kept as well or not.
+            if self._node_of(reference.key) is None and len(self.nodes) < _MOST_NODES:
                 node = self.nodes[reference.key] = _Node(reference, 0, self._calls)
                 node.is_one_of_many = made[reference.stack, reference.size] > 1
                 self._kept.append(node)

@@ -170,7 +170,7 @@ def test_results_that_go_within_three_more_calls_are_a_steps_own(tmp_path):
     assert load(tmp_path / "run.json").kept_results == ()
 
 
-def test_of_what_is_computed_of_results_and_kept_itself_they_are_needed(tmp_path):
+def test_what_is_computed_of_results_is_followed_though_it_is_kept_itself(tmp_path):
     model = Model()
 
     def evaluate():
@@ -183,5 +183,8 @@ def test_of_what_is_computed_of_results_and_kept_itself_they_are_needed(tmp_path
     with memprof.track(tmp_path / "run.json", sources=("cpu",)), torch.no_grad():
         evaluate()
     (record,) = load(tmp_path / "run.json").kept_results
+    first = record.stack[0]
     needed = dict(zip(record.stack, record.needed, strict=True))
-    assert needed[record.stack[0]] == KEPT  # of the others the softmax was computed before
+    reduced = dict(zip(record.stack, record.reduced, strict=True))
+    print(record)
+    assert (needed[first], reduced[first]) == (0, KEPT * ROWS * 8)
