@@ -467,7 +467,8 @@ class Survivors:
         ends_s = time.thread_time() + left_s
         young = not self._scanning.is_short(min(SCAN_S, left_s))
         with self._scanning.measured() if not young else nullcontext():
-            longest = longest_graph(max(0.0, min(WALK_S, left_s)), young=young)
+            budget_s = max(0.0, min(WALK_S, left_s))
+            longest = longest_graph(budget_s, young=young, chain=self._graphs.chain)
         rate = self._graphs.add(step, longest)
         if not rate or longest.tensor is None:
             return []

@@ -269,6 +269,45 @@ def test_a_chain_of_graph_nodes_is_found_on_the_host(tmp_path):
     assert "total" in found[-1].holders[0].description
 
 
+LONG_CHAIN = """
+from tests.unhurried import lift_limits
+lift_limits()
+import sys, memprof, torch
+
+class Meter:
+    sum = mean = count = 0
+
+    def update(self, value):
+        self.sum, self.count = self.sum + value, self.count + 1
+        self.mean = self.sum / self.count
+
+def main():
+    weight = torch.ones(3, requires_grad=True)
+    meter = Meter()
+    with memprof.track(sys.argv[1], sources=["cpu"], allowance_s=60) as tracker:
+        for number in range(200):
+            value = weight
+            for _ in range(150):
+                value = value * 1.001
+            meter.update(value.sum()) if number < int(sys.argv[2]) else value.sum()
+            tracker.step()
+main()
+"""
+
+
+@pytest.mark.parametrize("until", [200, 100])
+def test_a_chain_that_is_too_long_to_be_walked_is_followed_by_its_end(tmp_path, until):
+    done = forks.run(LONG_CHAIN, tmp_path / "run.json", until)
+    assert done.returncode == 0, done.stderr
+    found = [f for f in memprof.load(tmp_path / "run.json").findings if f.finding == "host_growth"]
+    rates = [one.details["nodes_per_step"] for one in found]
+    # It is at least so much: of the first looks that were cut short nobody knows how much is left.
+    assert [rate for rate in rates if not 76 <= rate <= 153] == []
+    # Looks are at 32, 48, 64, 96, 128, 192 steps, and at the end.
+    assert (found[-1].step >= 190) == (until == 200)
+    assert (found[-1].step < 128) == (until == 100)
+
+
 def test_the_longest_graph_is_counted_in_nodes():
     weight = torch.ones(3, requires_grad=True)
     value = weight

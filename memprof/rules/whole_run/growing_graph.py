@@ -10,6 +10,7 @@ from memprof.rules.finding import Kind
 from memprof.rules.run_rule import RunMatch, RunRule
 from memprof.rules.same_memory import ANY_GROWTH, Overlap
 from memprof.run import Run
+from memprof.trace import NOT_RECORDED
 from memprof.views.examination import Examination
 
 __all__ = ["RULE"]
@@ -17,7 +18,7 @@ __all__ = ["RULE"]
 _LEAST_LOOKS = 2
 """A look in the job notes it only when the graph has grown at four looks; this many such notes."""
 _STILL = 0.5
-"""Of the steps: a graph that was last seen to grow before that has stopped."""
+"""Of the steps that were looked at: a graph that grew last before that has stopped."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -69,7 +70,13 @@ def _site(look: Finding) -> Site:
 
 
 def _last_step(run: Run) -> int:
-    return max((int(d.steps.last[-1]) for d in run.devices if len(d.steps)), default=-1)
+    """The last step of which anything is known: where nothing is recorded, nobody looks."""
+    last = -1
+    for device in run.devices:
+        steps = device.steps
+        is_known = (steps.allocated != NOT_RECORDED) | (steps.window != NOT_RECORDED)
+        last = max(last, int(steps.last[is_known].max(initial=-1)))
+    return last
 
 
 RULE = GrowingGraph()
