@@ -31,6 +31,16 @@ def by_name(x, order):
     return x.gather(1, index)
 
 
+def by_its_own_name(x, order):
+    order = order[:, :, None].repeat(1, 1, WIDTH)
+    return x.gather(1, order)
+
+
+def by_tile(x, order):
+    order = torch.tile(order[:, :, None], (1, 1, WIDTH))
+    return x.gather(dim=1, index=order)
+
+
 def by_view(x, order):
     return torch.gather(x, 1, order.unsqueeze(-1).expand(-1, -1, WIDTH))
 
@@ -58,6 +68,8 @@ def looks_alike():
     ("take", "typed"),
     [
         (by_repeat, "order.unsqueeze(-1).expand(-1, -1, WIDTH)"),
+        (by_its_own_name, "order[:, :, None].expand(-1, -1, WIDTH)"),
+        (by_tile, "order[:, :, None].expand(-1, -1, WIDTH)"),
         (by_name, "order[..., None].expand(-1, -1, WIDTH)"),
     ],
 )

@@ -27,7 +27,8 @@ _READERS = frozenset(
     )
 )
 """Functions whose index has a place for each value, and may be a view."""
-_REPEAT = "repeat"
+_REPEATS = ("repeat", "tile")
+_TORCH = "torch"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,19 +92,31 @@ class RepeatedIndexRule(WasteRule[RepeatedIndex]):
 
 def _repetition(place: Place) -> ast.Call | None:
     """The call of ``repeat`` by which a statement makes the index of a ``gather``, if one does."""
-    for call in calls_in(place.statement, _REPEAT):
+    for call in calls_in(place.statement, *_REPEATS):
         if _adds_a_dimension(call) and _is_read_as_index(place, call):
             return call
     return None
 
 
+def _repeated(call: ast.Call) -> tuple[ast.expr | None, list[ast.expr]]:
+    """What a call repeats, and how often along each dimension: ``torch.tile(x, (1, 1, n))`` too."""
+    if not isinstance(call.func, ast.Attribute):
+        return None, []
+    value, given = call.func.value, _given(call)
+    if isinstance(value, ast.Name) and value.id == _TORCH:
+        value, given = (given[0], given[1:]) if given else (value, [])
+    if len(given) == 1 and isinstance(given[0], (ast.List, ast.Tuple)):
+        given = given[0].elts
+    return value, given
+
+
 def _adds_a_dimension(call: ast.Call) -> bool:
     """Whether it repeats along one dimension only, which was put in just before."""
-    receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
-    counts = [at for at, one in enumerate(call.args) if not _is_one(one)]
-    if len(counts) != 1 or any(isinstance(one, ast.Starred) for one in call.args):
+    value, given = _repeated(call)
+    counts = [at for at, one in enumerate(given) if not _is_one(one)]
+    if value is None or len(counts) != 1 or any(isinstance(one, ast.Starred) for one in given):
         return False
-    return receiver is not None and _new_dimension(receiver, len(call.args)) == counts[0]
+    return _new_dimension(value, len(given)) == counts[0]
 
 
 def _new_dimension(value: ast.expr, dimensions: int) -> int:
@@ -136,7 +149,10 @@ def _is_one(value: ast.expr) -> bool:
 
 
 def _is_read_as_index(place: Place, call: ast.Call) -> bool:
-    """Whether a ``gather`` alone reads it, on the spot or by its one name."""
+    """Whether a ``gather`` alone reads it, on the spot or by its name.
+
+    That may have been the index's own before: `index = index[..., None].repeat(1, 1, n)`.
+    """
     readers = calls_in(place.scope, *_READERS)
     if any(call in _given(reader) for reader in readers):
         return True
@@ -144,10 +160,12 @@ def _is_read_as_index(place: Place, call: ast.Call) -> bool:
     if not isinstance(statement, ast.Assign) or statement.value is not call:
         return False
     names = [one.id for one in statement.targets if isinstance(one, ast.Name)]
-    if len(names) != 1 or len(list(values_of(place, names[0]))) != 1:
+    if len(names) != 1:
         return False
     given = [argument for reader in readers for argument in _given(reader)]
     reads = [load for load, _ in reads_of(place.scope, names[0])]
+    if len(list(values_of(place, names[0]))) != 1:
+        reads = [load for load in reads if load.lineno > place.lines[-1]]
     return bool(reads) and all(load in given for load in reads)
 
 
@@ -157,9 +175,10 @@ def _given(call: ast.Call) -> list[ast.expr]:
 
 def _as_view(call: ast.Call) -> str:
     """``keep.unsqueeze(-1).expand(-1, -1, D)``."""
-    assert isinstance(call.func, ast.Attribute)
-    sizes = ["-1" if _is_one(one) else ast.unparse(one) for one in call.args]
-    return f"{ast.unparse(call.func.value)}.expand({', '.join(sizes)})"
+    value, counts = _repeated(call)
+    assert value is not None
+    sizes = ["-1" if _is_one(one) else ast.unparse(one) for one in counts]
+    return f"{ast.unparse(value)}.expand({', '.join(sizes)})"
 
 
 RULE = RepeatedIndexRule()
