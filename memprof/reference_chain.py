@@ -17,6 +17,7 @@ __all__ = [
     "Unowned",
     "above_graph",
     "breadth",
+    "instance_attribute",
     "is_bounded",
     "is_field",
     "largest_container",
@@ -243,6 +244,25 @@ def largest_container(links: Sequence[Link]) -> int | None:
     """
     items = [at for at, link in enumerate(links) if link.kind in _CONTAINERS and link.length > 1]
     return max(items, key=lambda at: breadth(links[at]), default=None)
+
+
+def instance_attribute(links: Sequence[Link]) -> int | None:
+    """Return where the attribute stands that has the largest container of a singleton, or None.
+
+    That is of an object that a class has: of its own kind (``cls._instance``), among others (the
+    dict of a metaclass), or with tensors themselves in the container. Else what is registered with
+    the class is what the container has.
+    """
+    at = largest_container(links)
+    own = [n for n, link in enumerate(links) if link.kind is LinkKind.CLASS_ATTRIBUTE]
+    if at is None or not own or at - 1 <= own[-1] or links[at - 1].kind is not LinkKind.ATTRIBUTE:
+        return None
+    class_name, kind = links[own[-1]].type_name, links[at - 1].type_name
+    is_own_kind = class_name.rpartition(".")[2] == kind.rpartition(".")[2]
+    is_among_others = links[own[-1] + 1].kind is LinkKind.ITEM
+    below = {link.kind for link in links[at + 1 :]}
+    has_tensors = below <= {LinkKind.ITEM, LinkKind.BASE, *THROUGH_GRAPH}
+    return at - 1 if is_own_kind or is_among_others or has_tensors else None
 
 
 def is_bounded(links: Sequence[Link]) -> bool:

@@ -25,6 +25,7 @@ __all__ = [
     "PROFILER_STEP",
     "RECORDED_CATEGORIES",
     "SURVIVOR_AGE",
+    "THREAD",
     "WARM_UP",
     "Action",
     "Annotation",
@@ -160,6 +161,8 @@ class Label(NamedTuple):
     """``memprof.annotate`` names, outermost first, joined by ``/``; or torch's user metadata."""
 
 
+THREAD = "thread "
+"""How the annotation begins of what another thread than the main one does; its name follows."""
 PROFILER_STEP, OPTIMIZER_STEP = "ProfilerStep#", "Optimizer.step#"
 """How the names of annotations begin that torch gives to steps; a number follows, or a class."""
 

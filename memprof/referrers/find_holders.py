@@ -23,7 +23,7 @@ from memprof.referrers.roots import Root, module_roots
 from memprof.referrers.search_from_roots import Reference, Search, quiet
 from memprof.referrers.tables import Holders
 from memprof.referrers.targets import BlockIndex, Targets, storage_key
-from memprof.referrers.tensor_attributes import shown_and_kept
+from memprof.referrers.tensor_attributes import view_link
 from memprof.referrers.torch_references import is_tensor_type, plain_torch
 from memprof.referrers.unowned_memory import with_what_is_known
 from memprof.referrers.unreachable import Unreached
@@ -40,7 +40,6 @@ __all__ = [
     "links_of",
     "root_links",
     "user_files",
-    "view_link",
 ]
 
 _MOST_FILES = 64
@@ -271,17 +270,6 @@ def root_links(root: Root, value: object) -> list[Link]:
     thread = [Link(LinkKind.THREAD, root.thread, "thread")] if root.thread else []
     kind = LinkKind.CLOSURE if name in root.free else LinkKind.LOCAL
     return [*thread, Link(kind, name, root.owner, root.filename, root.line)]
-
-
-def view_link(value: object) -> list[Link]:
-    """A link for a view that shows less than it keeps."""
-    shown_bytes, storage_bytes = shown_and_kept(value)
-    if shown_bytes >= storage_bytes:
-        return []
-    name = type(value).__name__
-    return [
-        Link(LinkKind.BASE, type_name=name, shown_bytes=shown_bytes, storage_bytes=storage_bytes)
-    ]
 
 
 def user_files(roots: Iterable[Root] | None = None) -> list[str]:

@@ -9,7 +9,15 @@ from itertools import takewhile
 import msgspec
 
 from memprof.records import Holder
-from memprof.reference_chain import CYCLES, VARIABLES, Link, LinkKind, breadth, is_field
+from memprof.reference_chain import (
+    CYCLES,
+    VARIABLES,
+    Link,
+    LinkKind,
+    breadth,
+    instance_attribute,
+    is_field,
+)
 from memprof.referrers.roots import source_line
 from memprof.source_code.find_line import (
     assigned_in_class,
@@ -228,6 +236,8 @@ def _by_merit(links: list[Link]) -> tuple[list[int], list[int]]:
     ]
     own = [at for kind in _OWN_LINE for at in places if kinds[at] == kind]
     own = [at for at in own if kinds[at] != LinkKind.CLOSURE or not _is_near_a_list(links, at)]
+    if instance_attribute(links) is not None:
+        own = [at for at in own if kinds[at] != LinkKind.CLASS_ATTRIBUTE]
     fillable = [
         at
         for at in places

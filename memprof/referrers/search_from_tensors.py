@@ -25,7 +25,7 @@ from typing import Any
 from memprof.cpython.object_addresses import addresses
 from memprof.records import Holder
 from memprof.reference_chain import Link, LinkKind, Unowned
-from memprof.referrers.find_holders import best_holders, keys_of, root_links, user_files, view_link
+from memprof.referrers.find_holders import best_holders, keys_of, root_links, user_files
 from memprof.referrers.gc_objects import live_tensors, objects_at
 from memprof.referrers.heap import CHUNK, Deadline
 from memprof.referrers.links import Naming
@@ -34,6 +34,7 @@ from memprof.referrers.merge_links import tidy
 from memprof.referrers.rank_chains import score
 from memprof.referrers.roots import Root, frame_roots, is_own, module_root
 from memprof.referrers.targets import BlockIndex, Targets
+from memprof.referrers.tensor_attributes import view_link
 from memprof.referrers.torch_references import (
     TorchEdges,
     is_bare,

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from memprof.reference_chain import Link, LinkKind
 from memprof.referrers.introspection import type_mro
 from memprof.referrers.torch_references import is_tensor_type
 
@@ -23,6 +24,7 @@ __all__ = [
     "shape_of",
     "shown_and_kept",
     "storage_bytes_of",
+    "view_link",
 ]
 
 _TENSOR: Any = torch.Tensor
@@ -111,3 +113,14 @@ def shown_and_kept(value: object) -> tuple[int, int]:
     if base is not None:
         return shown_bytes, nbytes_of(base) or shown_bytes
     return shown_bytes, storage_bytes_of(value)
+
+
+def view_link(value: object) -> list[Link]:
+    """A link for a view that shows less than it keeps."""
+    shown_bytes, storage_bytes = shown_and_kept(value)
+    if shown_bytes >= storage_bytes:
+        return []
+    name = type(value).__name__
+    return [
+        Link(LinkKind.BASE, type_name=name, shown_bytes=shown_bytes, storage_bytes=storage_bytes)
+    ]

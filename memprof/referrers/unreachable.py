@@ -21,6 +21,7 @@ from memprof.referrers.heap import CHUNK
 from memprof.referrers.introspection import instance_dict, is_one_of
 from memprof.referrers.links import Naming
 from memprof.referrers.search_from_roots import Search
+from memprof.referrers.tensor_attributes import view_link
 from memprof.referrers.torch_references import TorchEdges
 
 __all__ = ["Unreached"]
@@ -179,11 +180,14 @@ class Unreached:
                 way = self._down(top, down)
                 return self._cycle(*_from_an_object(ring, way), stored_edges, naming)
         top = order[-1]
-        way = _with_stored(self._down(top, down), top, stored_edges)
+        own = self._down(top, down)
+        way = _with_stored(own, top, stored_edges)
         first = exit_link(top)
         if first is None:
             first = Link(LinkKind.UNKNOWN, unowned=Unowned(owner=type(top).__name__))
-        return [first, *_name_edges(way, naming)]
+        # Of a container, that shows a part only; a tensor by itself is told as what has it.
+        view = view_link(own[-1].value) if own and len(own) == len(way) else []
+        return [first, *_name_edges(way, naming), *view]
 
     def _climb(self, starts: list[object]) -> tuple[dict[int, _Edge], list[object]]:
         """Everything above ``starts``, nearest first, with the edge that leads down from each."""

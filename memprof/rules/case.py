@@ -16,10 +16,13 @@ from memprof.run import Run
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import attribute_set, growing, is_cut_off, last_name
 from memprof.source_code.program import (
+    FUNCTIONS,
     Place,
     Program,
+    bound_names,
     calls_in,
     excerpt,
+    loaded_names,
     program_of,
     with_imported,
 )
@@ -241,14 +244,23 @@ class Case:
         return None
 
     def place_of(self, holder: Holder | None) -> Place | None:
-        """The statement of a holder's line."""
+        """The statement of a holder's line; of a closure's variable what binds it anew."""
         if holder is None:
             return None
         place = self.place_at(holder.filename, holder.line, holder.code)
+        if place is not None and isinstance(place.statement, FUNCTIONS):
+            return self._binding_in_closure(holder) or place
         if place is None or ";" not in place.program.code(holder.line):
             return place
         names = {link.name for link in holder.links}
         return next(_places_with_name(place.program, holder.line, names), place)
+
+    def _binding_in_closure(self, holder: Holder) -> Place | None:
+        """The statement that binds the variable of the innermost closure in a chain anew."""
+        links = [link for link in holder.links if link.kind is LinkKind.CLOSURE and link.line]
+        at = self.place_at(links[-1].filename, links[-1].line) if links else None
+        is_function = at is not None and isinstance(at.statement, FUNCTIONS)
+        return _binding(at, links[-1].name) if at is not None and is_function else None
 
     def link_place(self, *kinds: LinkKind) -> Place | None:
         """The statement of the first link of such a kind that has a line."""
@@ -304,6 +316,25 @@ def _last_attribute(holder: Holder) -> str:
     first = next((at for at, kind in enumerate(kinds) if kind in THROUGH_GRAPH), 0)
     last = holder.links[first - 1] if first else None
     return last.name.rpartition(".")[2] if last is not None and last.kind in _ATTRIBUTES else ""
+
+
+def _binding(place: Place, name: str) -> Place | None:
+    """The statement that binds a ``nonlocal`` variable, in one of the functions beside a closure.
+
+    The last of several that reads what it was before, else the last of all: others begin it.
+    """
+    bindings = [
+        binding
+        for function in ast.walk(place.scope)
+        if isinstance(function, FUNCTIONS)
+        for own in ast.walk(function)
+        if isinstance(own, ast.Nonlocal) and name in own.names
+        for node in ast.walk(function)
+        if isinstance(node, ast.stmt) and name in map(ast.unparse, bound_names(node))
+        if (binding := place.program.place(node)) is not None
+    ]
+    going_on = [one for one in bindings if name in loaded_names(one.statement)]
+    return next(iter([*reversed(going_on), *reversed(bindings)]), None)
 
 
 def says(holder: Holder | None) -> str:

@@ -13,6 +13,7 @@ from memprof.reference_chain import (
     Link,
     LinkKind,
     breadth,
+    instance_attribute,
     is_bounded,
     is_field,
     largest_container,
@@ -114,6 +115,7 @@ def filled_container(case: Case) -> FilledContainer | None:
         place = case.place_of(holder)
         if place is None or linked_at(holder.links) is not None:
             continue
+        place = _filled_by_instance(holder, case) or place
         filling = growing(place)
         if filling is None or isinstance(place.statement, FUNCTIONS):
             place = (
@@ -158,6 +160,8 @@ def filled_registry(case: Case) -> FilledContainer | None:
     holder = case.holder(LinkKind.CLASS_ATTRIBUTE)
     if holder is None or LinkKind.LRU_CACHE in case.links:
         return None
+    if instance_attribute(holder.links) is not None:
+        return None  # an object that the class has fills its own
     links = [link for link in holder.links if link.kind == LinkKind.CLASS_ATTRIBUTE]
     names = {link.name for link in links}
     classes = {link.type_name.rpartition(".")[2] for link in links}
@@ -390,6 +394,24 @@ def _filled_by_own_class(holder: Holder, case: Case) -> Place | None:
                     continue
                 if place.class_ is class_:
                     return place
+    return None
+
+
+def _filled_by_instance(holder: Holder, case: Case) -> Place | None:
+    """The statement by which a singleton fills its attribute, in a method of its class."""
+    at = instance_attribute(holder.links)
+    link = holder.links[at] if at is not None else None
+    if link is None:
+        return None
+    class_name = link.type_name.rpartition(".")[2]
+    for program in case.programs:
+        for node in program.nodes:
+            place = program.place(node) if isinstance(node, (ast.Expr, ast.Assign)) else None
+            filling = growing(place)
+            if place is None or filling is None or place.class_ is None:
+                continue
+            if place.class_.name == class_name and filling.container == f"self.{link.name}":
+                return place
     return None
 
 

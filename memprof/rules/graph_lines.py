@@ -13,14 +13,14 @@ from memprof.reference_chain import LinkKind, above_graph, is_field
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice
 from memprof.rules.source_facts import serves_training
-from memprof.source_code.call_sites import returned_from
 from memprof.source_code.dataflow import flow_from
 from memprof.source_code.idioms import (
     Accumulation,
     accumulation,
     growing,
+    is_cut_off,
     is_moving_average,
-    keyword,
+    is_partly_cut,
     read_by_itself,
 )
 from memprof.source_code.patch import before, diff, without_keyword
@@ -33,6 +33,8 @@ from memprof.source_code.program import (
     loaded_names,
     root_name,
 )
+from memprof.source_code.retained_graphs import asked_by_options, retain_argument
+from memprof.source_code.returned_values import returned_from
 from memprof.source_code.verbs import CUTTING
 from memprof.trace import Frame, Phase
 from memprof.views.window import Window
@@ -73,10 +75,22 @@ def on_the_way(case: Case) -> list[Place]:
 def behind_calls(case: Case) -> list[Place]:
     """Statements that bind what a holder was handed by the function that keeps it as well.
 
-    Those that go on from what was there before come first: others begin it.
+    Those that go on from what was there before come first: others begin it. None that cut off the
+    graph.
     """
-    behind = [one for place in case.places for one in returned_from(place, case.everywhere)]
+    behind = [
+        one
+        for place in case.places
+        for one in returned_from(place, case.everywhere)
+        if not _cuts(one)
+    ]
     return sorted(behind, key=lambda one: not is_moving_average(one))
+
+
+def _cuts(place: Place) -> bool:
+    """Whether a statement cuts what it binds off its graph, or what it adds."""
+    value = getattr(place.statement, "value", None)
+    return isinstance(value, ast.expr) and (is_cut_off(place, value) or is_partly_cut(value))
 
 
 def running_sum(place: Place) -> Accumulation | None:
@@ -125,8 +139,20 @@ def retaining(case: Case, *others: Place) -> Iterator[Advice]:
     Or in that of ``others``.
     """
     for place in {id(p.scope): p for p in (*others, *on_the_way(case))}.values():
-        calls = calls_in(place.scope, "backward", "grad")
+        calls = calls_in(place.scope, "backward", "grad", "manual_backward")
         asking = [call for call in calls if _retains(call)]
+        by_options = [(one, asked_by_options(one, case.everywhere)) for one in calls]
+        handing = [(call, options) for call, options in by_options if options is not None]
+        if not asking and handing:
+            call, options = handing[-1]
+            yield Advice(
+                "no_retain_graph",
+                f"`{ast.unparse(options)}` hands over `retain_graph=True`, which keeps every saved "
+                "tensor after the backward pass: the last pass through a graph needs none.",
+                place.program.place(call),
+                otherwise=True,
+            )
+            return
         if asking:
             call = asking[-1]
             program = place.program
@@ -145,7 +171,7 @@ def retaining(case: Case, *others: Place) -> Iterator[Advice]:
 
 
 def _retains(call: ast.Call) -> bool:
-    value = keyword(call, "retain_graph")
+    value = retain_argument(call)
     return isinstance(value, ast.Constant) and value.value is True
 
 

@@ -188,7 +188,8 @@ class _Leak:
     @property
     def fills_a_container(self) -> bool:
         """Whether what holds it can hold so much and no more, and keeps nothing besides."""
-        if self.is_made_of_bounded or (self._is_being_made() and not self._is_hardly_meant()):
+        is_meant = not (self._is_hardly_meant() or self._is_of_small_views())
+        if self.is_made_of_bounded or (self._is_being_made() and is_meant):
             return True
         return self._is_bounded() and not (
             self._is_of_graphs() or self._is_of_small_views() or self._is_of_keys()

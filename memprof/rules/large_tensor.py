@@ -89,9 +89,19 @@ def _large_tensor(window: Window, least_one: float) -> LargeTensor | None:
     nbytes = int(window.lives.size[there].sum())
     if window.share(nbytes) < _LEAST_SHARE or window.share(int(size)) < least_one:
         return None
-    row = _first_of(window, np.flatnonzero(alike & (window.made_in == window.made_in[row])))
+    row = _first_of(window, np.flatnonzero(alike & (window.made_in == _step_of(window, there))))
     in_every_step = _in_every_step(window, alike)
     return LargeTensor(row, alike, in_every_step, there, nbytes, place_of(window.frame_of(row)))
+
+
+def _step_of(window: Window, there: Ints) -> int:
+    """The step that made some: that of the peak, if it made one; they may be there since another.
+
+    A variable of a loop has the last round's result until the next is there.
+    """
+    steps = window.made_in[there]
+    at_peak = int(window.step_of_event[window.peak.event])
+    return at_peak if (steps == at_peak).any() else int(steps[0])
 
 
 def _first_of(window: Window, rows: Ints) -> int:

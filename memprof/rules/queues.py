@@ -23,6 +23,7 @@ from memprof.views.peak_without import Saving
 __all__ = [
     "MOST_WAITING",
     "bounded",
+    "has_one_thread",
     "queue_at",
     "queue_filled_by",
     "queue_made_at",
@@ -35,6 +36,15 @@ _OF_OBJECTS = frozenset((LinkKind.ATTRIBUTE, LinkKind.CLASS_ATTRIBUTE, LinkKind.
 _SIMPLE = "SimpleQueue"
 """A queue of the standard library's that can have no bound."""
 _QUEUES = frozenset(("Queue", "LifoQueue", "PriorityQueue", "JoinableQueue", _SIMPLE))
+_SORTED = "PriorityQueue"
+_TAKES = ("get", "get_nowait")
+_STARTING = frozenset(
+    (
+        *("_thread", "anyio", "asyncio", "concurrent", "joblib", "multiprocessing", "ray"),
+        *("threading", "trio"),
+    )
+)
+"""Modules that start threads, processes or tasks."""
 _PUTS = ("put", "put_nowait")
 _ASKS_HOW_MANY = ("qsize", "full")
 
@@ -126,15 +136,55 @@ def _is_scope_of(place: Place, link: Link) -> bool:
     return place.function is not None and place.function.name == scope
 
 
-def bounded(name: str, items: int, place: Place | None, saving: Saving | None = None) -> Advice:
-    """The advice to let what fills a queue wait, or to drop the oldest."""
+def bounded(
+    name: str,
+    items: int,
+    place: Place | None,
+    saving: Saving | None = None,
+    *,
+    of_one_thread: bool = False,
+) -> Advice:
+    """The advice to let what fills a queue wait, or to drop the oldest.
+
+    Not to wait where ``of_one_thread`` the same thread takes out; of a sorted queue the oldest may
+    be what comes next.
+    """
+    is_sorted = place is not None and bool(calls_in(place.statement, _SORTED))
+    dropped = "what comes last in its order" if is_sorted else "the oldest"
     way = f"give it one (`maxsize={MOST_WAITING}`)"
     if place is not None and calls_in(place.statement, _SIMPLE):
         way = f"a `{_SIMPLE}` can have none, make it a `queue.Queue(maxsize={MOST_WAITING})`"
+    way += f", so that what fills it waits, or drop {dropped} when it is full"
+    if of_one_thread:
+        way = (
+            f"drop {dropped} when it has enough. The thread that fills it is the one that takes "
+            "out, and would wait for itself at a `maxsize`"
+        )
     return Advice(
         "bound_queue",
         f"`{name}` has no bound, and is filled faster than it is emptied ({items} items waited "
-        f"in it): {way}, so that what fills it waits, or drop the oldest when it is full.",
+        f"in it): {way}.",
         place,
         saving=saving,
+    )
+
+
+def has_one_thread(programs: Sequence[Program], name: str) -> bool:
+    """Whether programs take out of a queue of that name, and import nothing that starts threads.
+
+    Nor tasks or processes.
+    """
+    modules = {
+        name
+        for program in programs
+        for node in program.nodes
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+        for name in (alias.name, f"{getattr(node, 'module', None) or ''}.{alias.name}".strip("."))
+    }
+    starts = any(_STARTING & set(name.split(".")) for name in modules)
+    taking = [call.func for program in programs for call in calls_in(program.tree, *_TAKES)]
+    return not starts and any(
+        isinstance(one, ast.Attribute) and last_name(ast.unparse(one.value)) == name
+        for one in taking
     )

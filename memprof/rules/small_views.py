@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from memprof.records import Holder
 from memprof.reference_chain import THROUGH_GRAPH, LinkKind, largest_container
+from memprof.rules.being_made import making_statement
 from memprof.rules.case import Case
 from memprof.rules.containers import filled_container, places_in
 from memprof.rules.rule import Advice, Cause
@@ -19,7 +20,15 @@ from memprof.source_code.assignment_index import is_empty_container
 from memprof.source_code.call_sites import Handed
 from memprof.source_code.idioms import growing, last_name
 from memprof.source_code.patch import diff, wrapped
-from memprof.source_code.program import Place, assigned, bound_names, called_name
+from memprof.source_code.program import (
+    Place,
+    Program,
+    assigned,
+    bound_names,
+    called_name,
+    calls_in,
+)
+from memprof.source_code.returned_values import called_function
 from memprof.source_code.values import values_of
 from memprof.units import format_bytes
 
@@ -39,6 +48,8 @@ _LITTLE = 0.05
 """Of what grew, that views of a holder keep whole: it does not grow by these."""
 _MANY_TIMES = 16
 """What there was at the peak of the window: after it there may be much more."""
+_TAKING = frozenset(("diagonal", "narrow", "select"))
+"""Methods, and functions of torch, that make a view of a part."""
 _MOST_HOLDERS = 3
 """Where all that a search names show a part each, there may be more of them."""
 
@@ -163,8 +174,8 @@ def _goes_on(part: PartOfStorage, case: Case) -> bool:
 
 def advice_on_view(part: PartOfStorage, case: Case) -> Iterator[Advice]:
     """Clone the view where it is stored."""
-    part_place = next(_stored_parts(case, case.finding.holders), None)
-    place = part_place[0] if part_place is not None else _slicing(case)
+    part_place = next(_stored_parts(case, case.finding.holders), None) or _made_part(case)
+    place = part_place[0] if part_place is not None else _making(case) or _slicing(case)
     patch = ""
     if part_place is not None:
         suffix = ".copy()" if _of_arrays(case) else ".clone()"
@@ -220,10 +231,58 @@ def _stored_parts(case: Case, holders: Iterable[Holder]) -> Iterator[Handed]:
             yield where, value
 
 
+def _made_part(case: Case) -> Handed | None:
+    """The view that an expression puts into the list that it makes; None where that is not sure.
+
+    ``model(x)[:, 0]`` of ``[model(x)[:, 0] for x in xs]``, or what the only function called there
+    returns that is a part, by itself or among others.
+    """
+    making = _making(case)
+    if making is None:
+        return None
+    lists = (node for node in ast.walk(making.statement) if isinstance(node, ast.ListComp))
+    items = [node.elt for node in lists]
+    if len(items) != 1:
+        return None
+    values = items[0].elts if isinstance(items[0], ast.Tuple) else items
+    parts = [(making, one) for one in values if _is_part(one)]
+    for call in calls_in(items[0]) if not parts else ():
+        called = called_function(making, call, case.programs)
+        parts += _parts_returned(*called) if called is not None else ()
+    return parts[0] if len(parts) == 1 else None
+
+
+def _making(case: Case) -> Place | None:
+    """The statement that is making the list which has the view, where only C++ has that yet."""
+    for holder in case.finding.holders:
+        if any(link.shown_bytes >= 0 for link in holder.links):
+            return making_statement(holder, case.finding.stack)
+    return None
+
+
+def _parts_returned(program: Program, function: ast.AST) -> Iterator[Handed]:
+    """What a function returns that is a part of something, with its statement."""
+    for node in ast.walk(function):
+        at = program.place(node) if isinstance(node, ast.Return) else None
+        if at is None or at.function is not function or not isinstance(node, ast.Return):
+            continue
+        for value in node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]:
+            parts = values_of(at, value.id) if isinstance(value, ast.Name) else [value]
+            part_statements = list(parts)
+            if value is not None and part_statements and all(map(_is_part, part_statements)):
+                yield at, value
+
+
 def _is_part(value: ast.expr | None) -> bool:
-    """``rows[:2]``, also cut off from its graph: ``rows[:2].detach()`` shares its storage, too."""
-    if isinstance(value, ast.Call) and called_name(value) == "detach":
-        return isinstance(value.func, ast.Attribute) and _is_part(value.func.value)
+    """``rows[:2]`` and ``scores.diagonal()``.
+
+    Also cut off from its graph: ``rows[:2].detach()`` shares its storage, too.
+    """
+    is_call = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute)
+    if is_call and called_name(value) == "detach":  # type: ignore[arg-type]
+        return _is_part(value.func.value)  # type: ignore[union-attr]
+    if is_call and called_name(value) in _TAKING:  # type: ignore[arg-type]
+        return True
     return isinstance(value, ast.Subscript)
 
 

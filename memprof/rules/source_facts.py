@@ -11,10 +11,11 @@ from memprof.source_code import call_sites
 from memprof.source_code.call_sites import Handed
 from memprof.source_code.program import Place
 from memprof.source_code.values import is_reduction, last_binding, starts_backward
-from memprof.trace import Action, Phase
+from memprof.trace import Action, Category, Frame, Phase
 from memprof.views.sites import sites
+from memprof.views.window import Window
 
-__all__ = ["handed_over", "is_number", "makes_number", "serves_training"]
+__all__ = ["handed_over", "is_number", "lines_of_training", "makes_number", "serves_training"]
 
 _ONE_NUMBER, _TWO_NUMBERS = 4, 8
 """Bytes of a single float, and of two, or of a double."""
@@ -79,6 +80,21 @@ def serves_training(case: Case, place: Place) -> bool:
     rows = through[lives.stack] & (lives.free < window.events)
     phases = np.array([label.phase for label in tables.labels])
     return bool((phases[trace.events.label[lives.free[rows]]] == Phase.BACKWARD).any())
+
+
+def lines_of_training(window: Window | None) -> set[Frame]:
+    """The user's lines on the way to operators that backward passes went through.
+
+    To what they have made gradients of, and to what they have freed.
+    """
+    if window is None:
+        return set()
+    trace = window.trace
+    learnt = (window.category == Category.ACTIVATION) & (window.freed_by == Phase.BACKWARD)
+    made = np.flatnonzero((window.phase == Phase.BACKWARD) & (window.lives.alloc >= 0))
+    origins = trace.events.origin[window.lives.alloc[made]]
+    stacks = np.unique(np.concatenate([window.lives.stack[learnt], origins])).tolist()
+    return {frame for one in stacks for frame in window.user_frames(trace.stack(one))}
 
 
 def handed_over(

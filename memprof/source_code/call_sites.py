@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from memprof.source_code.program import (
-    FUNCTIONS,
     Place,
     Program,
     bound_names,
@@ -18,7 +17,7 @@ from memprof.source_code.program import (
 )
 from memprof.source_code.verbs import FILLING
 
-__all__ = ["Handed", "calls_of", "handed_over", "handed_to", "returned_from"]
+__all__ = ["Handed", "calls_of", "handed_over", "handed_to"]
 
 _DEEPEST = 3
 """Functions that hand their own parameter on, from the user's call down to what keeps it."""
@@ -190,45 +189,3 @@ def calls_of(place: Place) -> list[tuple[Place, ast.Call]]:
         if (at := place.program.place(call)) is not None
     ]
     return calls if all(at.function is not function for at, _ in calls) else []
-
-
-def returned_from(place: Place, programs: Sequence[Program]) -> Iterator[Place]:
-    """Statements that bind what a function returns, where a statement binds that function's result.
-
-    Of ``average = meter.update(loss)`` it is ``self.value = …`` in ``update``, which returns
-    ``self.value``; also where it returns several, or a sum that it divides. None where several
-    functions have the name.
-    """
-    call = place.statement.value if isinstance(place.statement, ast.Assign) else None
-    name = called_name(call) if isinstance(call, ast.Call) else ""
-    functions = [
-        (program, node)
-        for program in programs
-        for node in program.nodes
-        if name and isinstance(node, FUNCTIONS) and node.name == name
-    ]
-    if len(functions) != 1:
-        return
-    ((program, function),) = functions
-    returned = {
-        name
-        for node in ast.walk(function)
-        if isinstance(node, ast.Return)
-        for name in _names_returned(node.value)
-    }
-    for node in ast.walk(function):
-        if isinstance(node, ast.stmt) and returned & set(map(ast.unparse, bound_names(node))):
-            binding = program.place(node)
-            if binding is not None:
-                yield binding
-
-
-def _names_returned(value: ast.expr | None) -> Iterator[str]:
-    """``total`` of ``total``, of ``total / len(loader)`` and of ``loss, total / n``."""
-    if isinstance(value, (ast.Name, ast.Attribute)):
-        yield ast.unparse(value)
-    elif isinstance(value, ast.Tuple):
-        for part in value.elts:
-            yield from _names_returned(part)
-    elif isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):
-        yield from _names_returned(value.left)

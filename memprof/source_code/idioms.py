@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from memprof.source_code.program import (
@@ -32,6 +32,7 @@ from memprof.source_code.verbs import (
     FILLING_FUNCTIONS,
     JOINING,
     NUMBER_FUNCTIONS,
+    SAME_MODULE,
     TEXT_FUNCTIONS,
     adds_in_place,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "last_name",
     "memoizer",
     "merged_entries",
+    "module_itself",
     "optimizers_made",
     "read_by_itself",
     "reads_name",
@@ -316,6 +318,8 @@ def accumulation(place: Place | None) -> Accumulation | None:
     ``total += loss``, ``total -= loss``, ``total = total + loss`` from either side, with a weight
     too where it is a variable (``mean = 0.9 * mean + 0.1 * loss``; an attribute is a state of its
     own), ``total.add_(loss)``; a list that is added to (``kept += [x]``) is a container, no sum.
+    Where the statement begins the sum as well (``total = loss if total is None else total +
+    loss``), what it begins with is added, too.
     """
     return added_by(place.statement) if place is not None else None
 
@@ -326,13 +330,31 @@ def added_by(statement: ast.stmt) -> Accumulation | None:
         return None
     if isinstance(statement, ast.AugAssign) and isinstance(statement.op, (ast.Add, ast.Sub)):
         return Accumulation(statement.target, statement.value)
-    if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.BinOp):
-        return _added_to_itself(statement, statement.value)
+    if isinstance(statement, ast.Assign):
+        return _added_to_target(statement, statement.value)
     call = _result_of(statement)
     if isinstance(call, ast.Call) and adds_in_place(called_name(call)) and call.args:
         assert isinstance(call.func, (ast.Attribute, ast.Name))
         if isinstance(call.func, ast.Attribute):
             return Accumulation(call.func.value, call.args[0])
+    return None
+
+
+def _added_to_target(statement: ast.Assign, value: ast.expr) -> Accumulation | None:
+    """The sum that a value is, or one of two: ``total = x if total is None else total + x``."""
+    if isinstance(value, ast.BinOp):
+        return _added_to_itself(statement, value)
+    if not isinstance(value, ast.IfExp):
+        return None
+    for side, other in ((value.orelse, value.body), (value.body, value.orelse)):
+        if _rebuilt(ast.Assign(targets=statement.targets, value=side)) is not None:
+            return None
+        sum_there = _added_to_target(statement, side)
+        if sum_there is not None:
+            is_new = not isinstance(other, ast.Constant)
+            is_new = is_new and ast.unparse(other) != ast.unparse(sum_there.total)
+            others = (*sum_there.others, *((other,) if is_new else ()))
+            return Accumulation(sum_there.total, sum_there.value, others)
     return None
 
 
@@ -356,11 +378,14 @@ def is_moving_average(place: Place) -> bool:
     """Whether a statement weighs what a name had before, and adds to it."""
     statement = place.statement
     value = statement.value if isinstance(statement, ast.Assign) else None
-    if not isinstance(value, ast.BinOp) or not isinstance(value.op, (ast.Add, ast.Sub)):
-        return False
     names = {ast.unparse(target) for target in bound_names(statement)}
-    parts = (*_factors(value.left), *_factors(value.right))
-    return any(ast.unparse(part) in names for part in parts)
+    sides = (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,)
+    return any(
+        ast.unparse(part) in names
+        for one in sides
+        if isinstance(one, ast.BinOp) and isinstance(one.op, (ast.Add, ast.Sub))
+        for part in (*_factors(one.left), *_factors(one.right))
+    )
 
 
 def _factors(value: ast.expr) -> tuple[ast.expr, ...]:
@@ -603,7 +628,8 @@ def _is_empty(value: ast.expr) -> bool:
 def checks_for_key(place: Place, container: str) -> bool:
     """True if the function asks ``key in container`` first: then the container is a cache.
 
-    Python asks for a mapping's own ``__missing__``.
+    Also where it reads the entry and is ready for a ``KeyError``. Python asks for a mapping's own
+    ``__missing__``.
     """
     if place.function is not None and place.function.name == "__missing__" and container == "self":
         return True
@@ -616,7 +642,39 @@ def checks_for_key(place: Place, container: str) -> bool:
             container_read = function.value if isinstance(function, ast.Attribute) else None
         if container_read is not None and ast.unparse(container_read) == container:
             return True
+        if any(_reads_entry(one, container) for one in _nodes_on_trial(node)):
+            return True
     return False
+
+
+def _reads_entry(node: ast.AST, container: str) -> bool:
+    is_read = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)
+    return is_read and ast.unparse(node.value) == container  # type: ignore[attr-defined]
+
+
+def _nodes_on_trial(node: ast.AST) -> Iterator[ast.AST]:
+    """What is done where a missing key is expected: ``try: … except KeyError: …``."""
+    body: Sequence[ast.stmt] = ()
+    if isinstance(node, ast.Try):
+        expected = [one.type for one in node.handlers if one.type is not None]
+        body = node.body if any(map(_is_of_key, expected)) else ()
+    elif isinstance(node, ast.With):
+        calls = [one.context_expr for one in node.items if called_name(one.context_expr)]
+        expected = [
+            argument
+            for call in calls
+            if called_name(call) == "suppress" and isinstance(call, ast.Call)
+            for argument in call.args
+        ]
+        body = node.body if any(map(_is_of_key, expected)) else ()
+    for statement in body:
+        yield from ast.walk(statement)
+
+
+def _is_of_key(kind: ast.expr) -> bool:
+    """Whether an exception's type, or one of several, is that of a key that is not there."""
+    kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
+    return any(ast.unparse(one) in ("KeyError", "LookupError") for one in kinds)
 
 
 def memoizer(place: Place | None) -> ast.expr | None:
@@ -740,6 +798,17 @@ def without_casts(value: ast.expr | None) -> ast.expr | None:
         isinstance(value, ast.Call)
         and isinstance(value.func, ast.Attribute)
         and value.func.attr in CASTING
+    ):
+        value = value.func.value
+    return value
+
+
+def module_itself(value: ast.expr) -> ast.expr:
+    """A module without calls that return it: ``VAE()`` of ``VAE().to(device).eval()``."""
+    while (
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Attribute)
+        and value.func.attr in SAME_MODULE
     ):
         value = value.func.value
     return value

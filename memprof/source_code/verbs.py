@@ -30,6 +30,7 @@ __all__ = [
     "OPPOSITES",
     "RELEASING",
     "REPEATING",
+    "SAME_MODULE",
     "SAME_VALUES",
     "SAVING",
     "TAKING",
@@ -187,6 +188,13 @@ SAME_VALUES = frozenset(
 )
 """Methods of tensors whose result is a tensor of the same values."""
 
+SAME_MODULE = frozenset(
+    (
+        *("apply", "bfloat16", "cpu", "cuda", "double", "eval", "float", "half"),
+        *("requires_grad_", "share_memory", "to", "to_empty", "train", "type", "xpu"),
+    )
+)
+"""Methods of modules that return the module that they are called on."""
 
 SAVING = frozenset(
     ("load_state_dict", "push_to_hub", "save", "save_model", "save_pretrained", "state_dict")

@@ -262,6 +262,20 @@ class Window:
         return self.lives.alive_at(self.peak.event)
 
     @cached_property
+    def stack_at_peak(self) -> tuple[Frame, ...]:
+        """The frames that ran at the peak, innermost first; empty where they are not known.
+
+        A small allocation may have none: then those of the last event before it in its step.
+        """
+        stacks, steps = self.trace.events.stack, self.step_of_event
+        for event in range(self.peak.event, -1, -1):
+            if steps[event] != steps[self.peak.event]:
+                break
+            if stacks[event] != EMPTY:
+                return self.trace.stack(int(stacks[event]))
+        return ()
+
+    @cached_property
     def step_of_event(self) -> Ints:
         """The step of every event and, last, one more for what is not freed."""
         steps = step_of_event(self.trace)

@@ -472,6 +472,25 @@ def test_what_only_cpp_owns_has_no_python_owner() -> None:
     assert all("no Python owner found" in one.description for (one,) in results)
 
 
+def test_what_a_list_that_is_being_made_has_is_told_with_what_it_shows_of_it() -> None:
+    found = []
+
+    def look(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if number == 3:
+            found.extend(find_holders(keys[:1], budget_s=60.0))
+        whole = torch.zeros(64, 64)
+        keys.append(storage(whole))
+        return whole.diagonal(), torch.ones(2)
+
+    keys: list[object] = []
+    made = [look(number) for number in range(4)]
+    ((best,),) = found
+    assert len(made) == 4
+    assert [one.kind for one in best.links] == ["unknown", "item", "item", "base"]
+    view = best.links[-1]
+    assert (view.shown_bytes, view.storage_bytes) == (64 * 4, 64 * 64 * 4)
+
+
 def test_tensors_without_storage_can_be_asked_for() -> None:
     KEPT["sparse"] = torch.eye(3).to_sparse()
     best = holders(KEPT["sparse"])[0]  # type: ignore[arg-type]

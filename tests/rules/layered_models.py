@@ -20,6 +20,10 @@ def stack_of_layers():
     return library("layered", "layered/__init__.py").Stack(WIDTH, DEPTH).eval()
 
 
+def configured(config):
+    return library("layered", "layered/__init__.py").Configured(WIDTH, DEPTH, config).eval()
+
+
 def decoder():
     cache = library("cache_utils", "transformers/cache_utils.py").Cache
     return library("decoder", "layered/decoder.py").Decoder(WIDTH, DEPTH, cache).eval()

@@ -254,3 +254,33 @@ def test_of_an_average_that_a_method_hands_back_its_own_line_is_told(tmp_path):
     first = found.remedies[0]
     assert (found.rule, first.fix) == ("assigned-history", "detach")
     assert first.code == "self.value = 0.9 * self.value + 0.1 * score"
+
+
+def test_of_an_average_that_an_object_returns_when_it_is_called_its_line_is_told(tmp_path):
+    called = AVERAGED.replace("def update(self", "def __call__(self").replace(
+        "score.update(", "score("
+    )
+    found, *_ = in_file(tmp_path, called)
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("assigned-history", "detach")
+    assert first.code == "self.value = 0.9 * self.value + 0.1 * score"
+
+
+CUT_OFF = (
+    AVERAGED.replace("0.1 * score", "0.1 * score.detach()")
+    .replace("self.value = score\n", "self.value = score.detach()\n")
+    .replace("return self.value", "return score, self.value")
+    .replace("def update", "def __call__")
+    .replace(
+        "smoothed = score.update((out * out.tanh()).mean())",
+        "kept, smoothed = score(out.square().mean() + kept)",
+    )
+    .replace("        for _ in", "        kept, _ = score(torch.zeros(()))\n        for _ in")
+)
+
+
+def test_an_average_without_a_graph_is_not_to_blame_for_what_is_returned_with_it(tmp_path):
+    found = in_file(tmp_path, CUT_OFF)
+    remedies = [one for finding in found for one in finding.remedies]
+    assert found
+    assert not any("self.value" in one.code for one in remedies)

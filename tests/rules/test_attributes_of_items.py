@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 
 import pytest
@@ -88,9 +89,71 @@ def in_a_field():
     return step
 
 
+class Job:
+    """An item that is given what others have computed, or computes it when it is asked."""
+
+    def __init__(self):
+        self.fields = {}
+
+    def finish(self, output):
+        self.output = output
+
+    def cached(self, name, make):
+        if not hasattr(self, name):
+            setattr(self, name, make())
+        return getattr(self, name)
+
+    @functools.cached_property
+    def table(self):
+        return torch.zeros(WIDTH, WIDTH)
+
+    @property
+    def doubled(self):
+        return self.cached("_doubled", lambda: torch.zeros(WIDTH, WIDTH))
+
+
+def note(job, value):
+    job.fields.update(noted=value, number=1)
+
+
+def with_jobs(use):
+    jobs = tuple(Job() for _ in range(64))
+    return lambda number: use(jobs[number])
+
+
+def handed_to_method():
+    return with_jobs(lambda job: job.finish(torch.zeros(WIDTH, WIDTH)))
+
+
+def handed_to_function():
+    def use(job):
+        value = torch.zeros(WIDTH, WIDTH)
+        note(job, value)
+
+    return with_jobs(use)
+
+
+def by_property():
+    return with_jobs(lambda job: job.doubled.sum())
+
+
+def updated():
+    samples = [{} for _ in range(64)]
+
+    def step(number):
+        hidden = torch.zeros(WIDTH, WIDTH)
+        samples[number].update(hidden=hidden)
+
+    return step
+
+
 @pytest.mark.parametrize(
     ("program", "code"),
     [
+        (handed_to_method, "self.output = output"),
+        (handed_to_function, "job.fields.update(noted=value, number=1)"),
+        (by_property, "setattr(self, name, make())"),
+        (updated, "samples[number].update(hidden=hidden)"),
         (by_method, "self.last = torch.zeros(WIDTH, WIDTH)"),
         (by_method_in_a_field, 'self.fields["table"] = table'),
         (in_a_field, 'sample.extra["hidden"] = hidden'),
@@ -114,6 +177,34 @@ class Made:
         self.table = torch.zeros(WIDTH, WIDTH)
 
 
+def by_cached_property():
+    return with_jobs(lambda job: job.table.sum())
+
+
+def test_a_cached_property_is_told_as_one(tmp_path):
+    (found,) = findings_of(by_cached_property, tmp_path / "run.json")
+    (only,) = found.remedies
+    assert (found.rule, found.bytes_per_step) == ("kept-attribute", NBYTES)
+    assert (only.fix, only.code) == ("del_ref", "def table(self):")
+    assert only.why.startswith("`self.table` is a `cached_property`")
+
+
+class MadeLazily(Job):
+    """An item whose constructor asks for what is computed once."""
+
+    def __init__(self):
+        self.table.zero_()
+
+
+def made_lazily():
+    items = []
+
+    def step(number):
+        items.append(MadeLazily())
+
+    return step
+
+
 def made_with_it():
     items = []
 
@@ -126,6 +217,10 @@ def made_with_it():
 def test_what_an_item_has_from_the_beginning_is_not_to_be_taken_off(tmp_path):
     (found,) = findings_of(made_with_it, tmp_path / "run.json")
     assert (found.rule, found.remedies[0].code) == ("growing-container", "items.append(Made())")
+    assert not any("stays with each item" in one.why for one in found.remedies)
+    (found,) = findings_of(made_lazily, tmp_path / "lazily.json")
+    line = "items.append(MadeLazily())"
+    assert (found.rule, found.remedies[0].code) == ("growing-container", line)
     assert not any("stays with each item" in one.why for one in found.remedies)
 
 

@@ -124,3 +124,91 @@ def test_the_line_that_adds_to_the_class_is_named_where_none_makes_its_list(tmp_
     first = found.remedies[0]
     assert (found.rule, first.fix) == ("class-registry", "weakref")
     assert first.code == "type(self).tracked += [self]"
+
+
+def singleton():
+    """One object of the class, which the class knows, has the list."""
+
+    class Recorder:
+        _instance = None
+
+        def __new__(cls):
+            if cls._instance is None:
+                cls._instance = super().__new__(cls)
+                cls._instance.features = []
+            return cls._instance
+
+        def log(self, tensor):
+            self.features.append(tensor)
+
+    def step(number):
+        Recorder().log(torch.zeros(WIDTH, WIDTH))
+
+    return step
+
+
+def singleton_of_metaclass():
+    """The same where a metaclass knows the one object of each class."""
+
+    class Singleton(type):
+        _instances = {}  # noqa: RUF012 - shared on purpose
+
+        def __call__(cls, *args):
+            if cls not in cls._instances:
+                cls._instances[cls] = super().__call__(*args)
+            return cls._instances[cls]
+
+    class Recorder(metaclass=Singleton):
+        def __init__(self):
+            self.features = []
+
+        def log(self, tensor):
+            self.features.append(tensor)
+
+    def step(number):
+        Recorder().log(torch.zeros(WIDTH, WIDTH))
+
+    return step
+
+
+def test_of_a_singleton_the_line_that_fills_its_list_is_named(tmp_path):
+    for number, program in enumerate((singleton, singleton_of_metaclass)):
+        (found,) = findings_of(program, tmp_path / f"run{number}.json")
+        first = found.remedies[0]
+        assert (found.rule, first.fix) == ("growing-container", "clear_container")
+        assert found.bytes_per_step == WIDTH * WIDTH * 4
+        assert first.code == "self.features.append(tensor)"
+        assert found.holders[0].code == "self.features.append(tensor)"
+        assert "class-registry" not in {one.rule for one in found.remedies}
+
+
+class Board:
+    """What is registered with a class, by an object that its attribute is."""
+
+    def __init__(self):
+        self.entries = []
+
+    def add(self, entry):
+        self.entries.append(entry)
+
+
+def registry_object():
+    class Layer(nn.Module):
+        board = Board()
+
+        def __init__(self):
+            super().__init__()
+            self.proj = nn.Linear(WIDTH, WIDTH)
+            Layer.board.add(self)
+
+    @torch.no_grad()
+    def step(number):
+        Layer().proj(torch.randn(4, WIDTH))
+
+    return step
+
+
+def test_objects_that_a_registry_of_another_class_has_are_registered_with_the_class(tmp_path):
+    (found,) = findings_of(registry_object, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (found.rule, first.fix, first.code) == ("class-registry", "weakref", "board = Board()")

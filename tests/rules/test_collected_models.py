@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -295,3 +297,41 @@ def packs_its_layers():
 def test_the_buffers_of_five_layers_are_no_growth(tmp_path):
     found = findings_of(packs_its_layers, tmp_path / "run.json", steps=80)
     assert [one.title for one in found if one.kind is Kind.LEAK] == []
+
+
+class Experiment:
+    def __init__(self, width):
+        self.features = torch.randn(WIDE, WIDE)
+        self.model = nn.Linear(width, width)
+
+    def clone(self):
+        return copy.deepcopy(self)
+
+    def fit(self):
+        self.model(torch.randn(8, self.model.in_features)).square().mean().backward()
+        return self
+
+
+def clones(width=WIDTH):
+    """Each fold has a model of its own, and the data once more."""
+    base, runs = Experiment(width), {}
+
+    def step(number):
+        runs[number] = base.clone().fit()
+
+    return step
+
+
+def test_data_that_are_copied_with_models_are_to_be_there_once(tmp_path):
+    (found,) = findings_of(clones, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("collected-models", "store_once")
+    assert first.code == "return copy.deepcopy(self)"
+    assert first.saves_bytes == pytest.approx(WIDE * WIDE * 4, rel=0.01)
+
+
+def test_where_models_are_most_of_what_is_copied_they_are_told(tmp_path):
+    found = findings_of(lambda: clones(2 * WIDE), tmp_path / "run.json")
+    fixes = [remedy.fix for one in found for remedy in one.remedies]
+    assert "del_ref" in fixes
+    assert "store_once" not in fixes

@@ -97,6 +97,8 @@ def test_an_optimizer_that_needs_it_is_a_reason_and_its_history_is_no_second_sta
         ("Net().double()", True),
         ("Net().to(torch.float64)", True),
         ("Net().to(batch.dtype)", True),
+        ("Net().type(torch.float64)", True),
+        ("Net().type(str(batch))", False),
         ("Net().to(device)", False),
         ("Net()", False),
     ],
@@ -117,3 +119,98 @@ def test_a_model_that_was_converted_between_windows_is_told_by_what_it_computes(
     write_run(tmp_path / "run.json", trace.build(), more=(doubles,))
     found = [one for one in findings(load(tmp_path / "run.json")) if one.rule == "double-precision"]
     assert [(one.site.line, one.remedies[0].line) for one in found] == ([(1, 1)] if told else [])
+
+
+@pytest.mark.parametrize("kind", ["torch.float64", "kind", "Settings.kind"])
+def test_of_a_model_and_its_data_it_is_the_conversion_of_what_is_called(kind, tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(
+        "kind = torch.float64\nclass Settings:\n    kind = torch.float64\n"
+        f"for batch in data:\n    batch = batch.to(device, {kind})\n    model(batch)\n"
+        f"model = Net()\nmodel = model.to({kind})\n"
+    )
+    made = (Frame("<module>", str(program), 6),)
+    trace = TraceBuilder(device="cpu")
+    trace.alloc(1 << 10, "weight", category=Category.PARAMETER)
+    for step in range(12):
+        trace.label(step=step, phase=Phase.FORWARD, module="Net.layer")
+        trace.alloc(1 << 20, "out", stack=made, category=Category.ACTIVATION)
+        trace.label(step=step, phase=Phase.BACKWARD).free("out")
+    doubles = DoubleResults("cpu", stack=[1], size=[1 << 20], origin=[0])
+    write_run(tmp_path / "run.json", trace.build(), more=(doubles,))
+    found = [one for one in findings(load(tmp_path / "run.json")) if one.rule == "double-precision"]
+    assert [one.site.line for one in found] == [8]
+
+
+class Wide(nn.Module):
+    def __init__(self, **given):
+        super().__init__()
+        self.mix = nn.Linear(WIDTH, WIDTH, **given)
+        self.out = nn.Linear(WIDTH, 4, **given)
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.mix(x)))
+
+
+def by_the_layers():
+    """Each layer is made with the type that the model is given."""
+    net = Wide(dtype=torch.float64)
+    return training_with(net, torch.float64)
+
+
+def by_method_of_modules():
+    """A model and its data are brought to double precision by `to`."""
+    net = Wide()
+    net = net.to(torch.device("cpu"), torch.float64)
+    return training_with(net, torch.float64)
+
+
+def by_type():
+    net = Wide()
+    net = net.type(torch.float64)
+    return training_with(net, torch.float64)
+
+
+def training_with(net, dtype):
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def step(number):
+        net(torch.randn(128, WIDTH).to(dtype)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        (by_the_layers, "net = Wide(dtype=torch.float64)"),
+        (by_method_of_modules, 'net = net.to(torch.device("cpu"), torch.float64)'),
+        (by_type, "net = net.type(torch.float64)"),
+    ],
+)
+def test_the_line_that_makes_the_parameters_so_is_named(program, code, tmp_path):
+    (found,) = [
+        one for one in findings_of(program, tmp_path / "run.json") if one.rule == "double-precision"
+    ]
+    assert found.site.code == code
+    assert [one.fix for one in found.remedies] == ["single_precision"]
+    assert found.bytes == found.match.saving.before == 2 * found.match.saving.bytes
+
+
+def in_single_precision():
+    """Some of the data is in double precision, and nothing that the model computes."""
+    table = torch.randn(256, WIDTH).to(torch.float64)
+    net = Wide()
+
+    def step(number):
+        net(table[:128].float()).square().mean().backward()
+        net.zero_grad()
+
+    return step
+
+
+def test_data_in_double_precision_is_none_of_the_model(tmp_path):
+    rules = {one.rule for one in findings_of(in_single_precision, tmp_path / "run.json")}
+    assert "double-precision" not in rules

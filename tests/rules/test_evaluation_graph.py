@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import runpy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import memprof
 from memprof.loading import load
 from memprof.rules.ranked_findings import findings
 from memprof.rules.waste.evaluation_graph import RULE
 from memprof.views.examination import examine
-from tests.rules.recorded import findings_of, record
+from tests.rules.recorded import findings_of, names, record
 
 
 def job():
@@ -120,6 +122,8 @@ def test_what_blocks_return_without_a_graph_is_none(tmp_path):
 
 
 LIBRARY = """
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -446,3 +450,198 @@ def test_graphs_that_backward_passes_leave_whole_may_be_learnt_from_again_and_ag
         lambda: epochs_end_in_a_test(retain_graph=True), tmp_path / "run.json", steps=64
     )
     assert not any(one.rule == "evaluation-graph" and not one.bytes_per_step for one in found)
+
+
+class Functional(nn.Module):
+    """Two layers' activations are functions: all that a pass keeps is of the model itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x):
+        x = F.relu(self.first(x))
+        x = F.relu(self.second(x))
+        return F.log_softmax(self.third(x), dim=1)
+
+
+def of_functions(*, is_off=False):
+    model = Functional()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    labels = torch.randint(0, 64, (1024,))
+
+    def trained():
+        optimizer.zero_grad()
+        F.nll_loss(model(torch.randn(256, 64)), labels[:256]).backward()
+        optimizer.step()
+
+    def test():
+        total = 0.0
+        for _ in range(2):
+            x = torch.randn(1024, 64)
+            output = model(x)
+            total += F.nll_loss(output, labels).item()
+        return total
+
+    def step(number):
+        trained()
+        torch.set_grad_enabled(not is_off)
+        test()
+        torch.set_grad_enabled(True)
+
+    return step
+
+
+def test_a_model_of_functions_keeps_a_graph_by_itself(tmp_path):
+    found, *_ = findings_of(of_functions, tmp_path / "run.json")
+    assert (found.rule, found.minor) == ("evaluation-graph", False)
+    assert {(one.fix, one.code) for one in found.remedies} == {
+        ("no_grad", "output = model(x)"),
+        ("inference_mode", "output = model(x)"),
+    }
+
+
+def test_what_a_model_of_functions_returns_without_a_graph_is_none(tmp_path):
+    rules = names(lambda: of_functions(is_off=True), tmp_path / "run.json")
+    assert "evaluation-graph" not in rules
+
+
+class Features(nn.Module):
+    """Returns what its last two layers make; the layers before these keep nothing unasked."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+
+    def forward(self, x):
+        for layer in self.layers[:3]:
+            x = F.relu(layer(x))
+        first = F.relu(self.layers[3](x))
+        second = F.relu(self.layers[4](first))
+        return first, second, F.relu(self.layers[5](second))
+
+
+def looked_at():
+    """Training too is of a list: what tests keep are results of the model's, without a graph."""
+    model = Features()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(number):
+        model(torch.randn(256, 64))[-1].square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.set_grad_enabled(False)
+        parts = model(torch.randn(1024, 64))
+        sum(part.mean() for part in parts).item()
+        torch.set_grad_enabled(True)
+
+    return step
+
+
+def test_features_of_one_module_are_no_graph(tmp_path):
+    assert "evaluation-graph" not in names(looked_at, tmp_path / "run.json")
+
+
+def run_epoch(model, batches, criterion, optimizer=None):
+    total = 0.0
+    for x, labels in batches:
+        outputs = model(x)
+        loss = criterion(outputs, labels)
+        if optimizer is not None:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        total += loss.item()
+    return total
+
+
+def batches(number, rows):
+    return [(torch.randn(rows, 64), torch.randint(0, 64, (rows,))) for _ in range(number)]
+
+
+def one_function_for_both():
+    """Nothing is made outside of modules between two batches of a test and the next training."""
+    model, optimizer = job()
+    criterion = nn.CrossEntropyLoss()
+    train, test = batches(2, 256), batches(2, 1024)
+
+    def step(number):
+        run_epoch(model, train, criterion, optimizer)
+        run_epoch(model, test, criterion)
+
+    return step
+
+
+def test_of_one_function_for_both_the_call_for_the_test_is_to_be_changed(tmp_path):
+    found, *_ = findings_of(one_function_for_both, tmp_path / "run.json")
+    assert (found.rule, found.minor) == ("evaluation-graph", False)
+    assert {(one.fix, one.code) for one in found.remedies} == {
+        ("no_grad", "run_epoch(model, test, criterion)"),
+        ("inference_mode", "run_epoch(model, test, criterion)"),
+    }
+
+
+def phases():
+    """One line calls the model for both, and all that leads to it does, too."""
+    model, optimizer = job()
+    data = {"train": batches(2, 256), "val": batches(2, 1024)}
+
+    def step(number):
+        for phase in ("train", "val"):
+            for x, labels in data[phase]:
+                outputs = model(x)
+                loss = F.cross_entropy(outputs, labels)
+                if phase == "train":
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+
+    return step
+
+
+def test_a_line_for_both_turns_gradients_on_where_a_backward_pass_follows(tmp_path):
+    found, *_ = findings_of(phases, tmp_path / "run.json")
+    assert (found.rule, found.minor) == ("evaluation-graph", False)
+    assert [(one.fix, one.code, one.typed, one.patch) for one in found.remedies] == [
+        ("no_grad", "outputs = model(x)", "with torch.set_grad_enabled(phase == 'train'):", "")
+    ]
+    assert "This line trains as well" in found.remedies[0].why
+
+
+def pooled(score):
+    """Parts are scored by the threads of a pool, which the caller's `no_grad` does not reach."""
+
+    def program():
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(6)))
+        pool = ThreadPoolExecutor(2)
+
+        def step(number):
+            parts = [(model, torch.randn(1024, 64)) for _ in range(4)]
+            with torch.no_grad():
+                return sum(pool.map(score, parts))
+
+        return step
+
+    return program
+
+
+def with_gradients(part):
+    model, x = part
+    scores = model(x)
+    return scores.mean().item()
+
+
+@torch.no_grad()
+def without_them(part):
+    model, x = part
+    return model(x).mean().item()
+
+
+def test_a_thread_has_gradients_on_until_it_turns_them_off(tmp_path):
+    found = findings_of(pooled(with_gradients), tmp_path / "run.json")
+    (one,) = [one for one in found if one.rule == "evaluation-graph"]
+    assert not one.minor
+    first = one.remedies[0]
+    assert (first.fix, first.code) == ("no_grad", "scores = model(x)")
+    assert "Each thread has gradients on" in first.why
+    assert "evaluation-graph" not in names(pooled(without_them), tmp_path / "none.json")

@@ -8,6 +8,9 @@ import random
 
 import torch
 
+from memprof.loading import load
+from memprof.rules.ranked_findings import findings
+from tests import forks
 from tests.rules.recorded import findings_of
 
 WIDTH = 256
@@ -167,3 +170,42 @@ def test_what_some_steps_take_and_others_do_not_grows_all_the_same(tmp_path):
     assert (found.rule, found.kind.value, first.fix) == ("growing-queue", "leak", "bound_queue")
     assert first.code == "self.jobs = queue.Queue(**bound)"
     assert 0.2 < found.bytes_per_step / (WIDTH * WIDTH * 4) < 0.6
+
+
+FRONTIER = """
+import queue
+import sys
+import memprof
+import torch
+
+def main():
+    frontier = queue.PriorityQueue()
+    frontier.put((0.0, torch.zeros(64, 64)))
+    with memprof.track(sys.argv[1], sources=["cpu"], allowance_s=600) as tracker:
+        for number in range(24):
+            score, weights = frontier.get()
+            for child in range(3):
+                frontier.put((score + 0.1 * child + number, torch.rand(64, 64)))
+            tracker.step()
+
+main()
+"""
+
+
+def test_one_thread_is_not_to_wait_for_itself_and_keeps_what_comes_next(tmp_path):
+    for text, way in (
+        (FRONTIER, "drop what comes last in its order when it has enough. The thread that fills"),
+        (
+            FRONTIER.replace("import queue", "import queue, threading"),
+            "give it one (`maxsize=8`), so that what fills it waits, or drop what comes last in",
+        ),
+    ):
+        script = tmp_path / "search.py"
+        script.write_text(text)
+        done = forks.run_file(script, tmp_path / "run.json")
+        assert done.returncode == 0, done.stderr
+        found, *_ = findings(load(tmp_path / "run.json"))
+        first = found.remedies[0]
+        assert (found.rule, first.fix) == ("growing-queue", "bound_queue")
+        assert first.code == "frontier = queue.PriorityQueue()"
+        assert way in first.why

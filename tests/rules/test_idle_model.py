@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import nn
@@ -113,6 +117,143 @@ def reads_the_list_later():
     return [one.state_dict() for one in ensemble]
 
 
+def keeps_one_set_to_evaluate():
+    encoder = Encoder().requires_grad_(False).eval()
+    hidden = encode([encoder], torch.randn(8, WIDTH))
+    train(hidden)
+
+
+def keeps_an_annotated_one():
+    encoder: nn.Module = Encoder().to("cpu")
+    hidden = encode([encoder], torch.randn(8, WIDTH))
+    train(hidden)
+
+
+def keeps_one_converted():
+    """The statement that makes what is there binds nothing."""
+    encoder = Encoder()
+    encoder.double()
+    hidden = encode([encoder], torch.randn(8, WIDTH).double())
+    train(hidden.float())
+
+
+def keeps_two_set_to_evaluate():
+    first, second = Encoder().eval(), Decoder().eval()
+    hidden = encode([first, second], torch.randn(8, WIDTH))
+    train(hidden)
+
+
+class Autoencoder(nn.Module):
+    """Its parts are called by its methods, and it is not called itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(2)))
+        self.mean = nn.Linear(WIDTH, WIDTH)
+        self.up = nn.Linear(WIDTH, WIDTH)
+
+    def encode(self, x):
+        return self.mean(self.down(x))
+
+    def decode(self, x):
+        return self.up(x)
+
+
+@torch.no_grad()
+def latents_of(autoencoder, x):
+    return autoencoder.encode(x)
+
+
+def keeps_one_that_encodes():
+    autoencoder = Autoencoder().eval()
+    hidden = latents_of(autoencoder, torch.randn(8, WIDTH))
+    train(hidden)
+
+
+class Trainer:
+    def __init__(self, autoencoder):
+        self.autoencoder = autoencoder
+
+    def train(self, hidden):
+        net = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(16)))
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(12):
+            self.autoencoder.decode(net(hidden)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            memprof.step()
+
+
+def decodes_in_training():
+    autoencoder = Autoencoder().requires_grad_(False)
+    trainer = Trainer(autoencoder)
+    hidden = latents_of(autoencoder, torch.randn(8, WIDTH))
+    trainer.train(hidden)
+
+
+class Models(NamedTuple):
+    encoder: nn.Module
+    rate: float
+
+
+@dataclass
+class Parts:
+    rate: float
+    encoder: nn.Module
+
+
+def train_with(models, hidden):
+    assert models
+    train(hidden)
+
+
+def in_a_named_tuple():
+    models = Models(encoder=Encoder().eval(), rate=0.1)
+    train_with(models, encode([models.encoder], torch.randn(8, WIDTH)))
+
+
+def in_a_data_class():
+    models = Parts(0.1, Encoder())
+    train_with(models, encode([models.encoder], torch.randn(8, WIDTH)))
+
+
+class Distilling:
+    def __init__(self, encoder):
+        self.teacher = encoder
+
+    def train(self):
+        train(encode([self.teacher], torch.randn(8, WIDTH)))
+
+
+def in_an_object():
+    distilling = Distilling(Encoder().eval())
+    distilling.train()
+
+
+def in_a_namespace():
+    models = SimpleNamespace(rate=0.1, encoder=Encoder())
+    train_with(models, encode([models.encoder], torch.randn(8, WIDTH)))
+
+
+def made_of_them():
+    return {"encoder": Encoder().eval(), "rate": 0.1}
+
+
+def in_a_dictionary():
+    models = made_of_them()
+    train_with(models, encode([models["encoder"]], torch.randn(8, WIDTH)))
+
+
+def saves_them():
+    models = {"encoder": Encoder(), "rate": 0.1}
+    train_with(models, encode([models["encoder"]], torch.randn(8, WIDTH)))
+    save(models)
+
+
+def save(state_dict):
+    return state_dict
+
+
 fires = once(keeps_them)
 looks_alike = once(reads_it_later)
 MODEL = 4 * (WIDTH * WIDTH + WIDTH) * 4
@@ -161,3 +302,55 @@ def test_a_list_of_models_is_one_variable(tmp_path):
     (remedy,) = found.remedies
     assert (remedy.fix, remedy.typed) == ("del_ref", "del ensemble")
     assert "`ensemble` keeps models of" in remedy.why
+
+
+PARTS = 4 * (WIDTH * WIDTH + WIDTH) * 4
+"""Bytes of an autoencoder: its decoder goes with what was called of it."""
+
+
+@pytest.mark.parametrize(
+    ("job", "typed", "nbytes", "code"),
+    [
+        (keeps_one_set_to_evaluate, "del encoder", MODEL, "hidden = encode([encoder], "),
+        (keeps_an_annotated_one, "del encoder", MODEL, "hidden = encode([encoder], "),
+        (keeps_one_converted, "del encoder", 2 * MODEL, "hidden = encode([encoder], "),
+        (keeps_two_set_to_evaluate, "del first, second", 2 * MODEL, "hidden = encode([first, "),
+        (keeps_one_that_encodes, "del autoencoder", PARTS, "hidden = latents_of(autoencoder, "),
+    ],
+)
+def test_what_returns_the_model_itself_or_calls_its_parts_is_no_other(
+    job, typed, nbytes, code, tmp_path
+):
+    found = findings_of(once(job), tmp_path / "run.json")
+    (found,) = [one for one in found if one.rule == "idle-model"]
+    assert found.bytes == nbytes
+    (remedy,) = found.remedies
+    assert (remedy.fix, remedy.typed) == ("del_ref", typed)
+    assert remedy.code.startswith(code)
+
+
+def test_a_model_of_which_a_part_is_called_still_is_not_idle(tmp_path):
+    assert "idle-model" not in names(once(decodes_in_training), tmp_path / "run.json")
+
+
+@pytest.mark.parametrize(
+    ("job", "where", "typed"),
+    [
+        (in_a_named_tuple, "models.encoder", "models = models._replace(encoder=None)"),
+        (in_an_object, "self.teacher", "self.teacher = None"),
+        (in_a_data_class, "models.encoder", "models.encoder = None"),
+        (in_a_namespace, "models.encoder", "models.encoder = None"),
+        (in_a_dictionary, "models['encoder']", "del models['encoder']"),
+    ],
+)
+def test_a_field_or_an_entry_is_let_go_of_where_the_rest_is_needed(job, where, typed, tmp_path):
+    found = findings_of(once(job), tmp_path / "run.json", is_over=True)
+    (found,) = [one for one in found if one.rule == "idle-model"]
+    assert found.bytes == MODEL
+    assert found.title.endswith(f"are a model that is called no more, in `{where}`")
+    assert (found.remedies[0].fix, found.remedies[0].typed) == ("del_ref", typed)
+
+
+def test_an_entry_is_left_where_the_dictionary_is_saved(tmp_path):
+    found = findings_of(once(saves_them), tmp_path / "run.json", is_over=True)
+    assert "idle-model" not in [one.rule for one in found]

@@ -161,6 +161,67 @@ def of_two_variables(tracker):
     train_with(rater, rated, tracker, STEPS + 4)
 
 
+def prepared(model):
+    adam = torch.optim.Adam(model.parameters())
+    rates = torch.optim.lr_scheduler.StepLR(adam, 10)
+    return model, adam, rates
+
+
+def of_what_a_function_returns(tracker):
+    coder, coded, coding_rates = prepared(Coder(WIDTH, WIDTH))
+    train_with(coder, coded, tracker, STEPS)
+    coding_rates.step()
+    rater, rated, _ = prepared(Rater(WIDTH, WIDTH))
+    train_with(rater, rated, tracker, STEPS + 4)
+
+
+class Stage:
+    def __init__(self):
+        self.model = Coder(WIDTH, WIDTH)
+        self.adaptive = torch.optim.Adam(self.model.parameters())
+
+
+def train_stage(stage, tracker):
+    for _ in range(STEPS):
+        stage.model(torch.randn(8, WIDTH)).square().mean().backward()
+        stage.adaptive.step()
+        stage.adaptive.zero_grad()
+        tracker.step()
+
+
+def one_stage_after_the_other(tracker):
+    stages = []
+    for _ in range(3):
+        stage = Stage()
+        train_stage(stage, tracker)
+        stages.append(stage)
+
+
+def stages_in_rounds(tracker, rounds=1):
+    """The recording ends amid the first of them."""
+    stages = [Stage() for _ in range(3)]
+    for _ in range(rounds):
+        for stage in stages:
+            train_stage(stage, tracker)
+
+
+def returned_and_saved(tracker):
+    coder, coded, _ = prepared(Coder(WIDTH, WIDTH))
+    train_with(coder, coded, tracker, STEPS)
+    rater, rated, _ = prepared(Rater(WIDTH, WIDTH))
+    train_with(rater, rated, tracker, STEPS + 4)
+    return coded.state_dict()
+
+
+def with_a_scheduler(tracker):
+    coder, rater = Coder(WIDTH, WIDTH), Rater(WIDTH, WIDTH)
+    coded, rated = torch.optim.Adam(coder.parameters()), torch.optim.Adam(rater.parameters())
+    slower = torch.optim.lr_scheduler.StepLR(coded, 10)
+    train_with(coder, coded, tracker, STEPS)
+    slower.step()
+    train_with(rater, rated, tracker, STEPS + 4)
+
+
 def saved_with_all_stages(tracker):
     """All entries are read at the end."""
     coder, rater = Coder(WIDTH, WIDTH), Rater(WIDTH, WIDTH)
@@ -244,6 +305,13 @@ def idle(train, path):
             STATES,
         ),
         (of_two_variables, "coded", "train_with(coder, coded, tracker, STEPS)", STATES),
+        (
+            of_what_a_function_returns,
+            "coded, coding_rates",
+            "train_with(coder, coded, tracker, STEPS)",
+            STATES,
+        ),
+        (with_a_scheduler, "coded, slower", "train_with(coder, coded, tracker, STEPS)", STATES),
     ],
 )
 def test_states_of_what_is_trained_no_more_are_told(train, name, code, nbytes, tmp_path):
@@ -255,11 +323,20 @@ def test_states_of_what_is_trained_no_more_are_told(train, name, code, nbytes, t
     assert ("zero_grad" in first.why) is (nbytes > STATES)
 
 
+def test_states_of_what_one_line_has_trained_are_told_of_each(tmp_path):
+    (found,) = idle(one_stage_after_the_other, tmp_path / "run.json")
+    (first,) = found.remedies
+    assert (found.bytes, found.minor) == (2 * STATES, False)
+    assert (first.fix, first.code) == ("del_ref", "train_stage(stage, tracker)")
+    assert (first.typed, first.saves_bytes) == ("stage.adaptive = None", 2 * STATES)
+
+
 @pytest.mark.parametrize(
     "train",
     [
         *(saved_at_the_end, given_by_the_caller, by_turns, in_epochs),
-        *(saved_with_all_stages, stages_by_turns),
+        *(saved_with_all_stages, stages_by_turns, returned_and_saved),
+        stages_in_rounds,
     ],
 )
 def test_an_optimizer_that_is_read_again_is_left_alone(train, tmp_path):

@@ -11,6 +11,7 @@ from memprof.loading import load
 from memprof.rules.ranked_findings import findings
 from memprof.testing import TraceBuilder, save_snapshot, snapshot
 from memprof.trace import Frame
+from tests import forks
 from tests.rules.recorded import findings_of
 
 WIDTH, MIB = 64, 1 << 20
@@ -62,3 +63,37 @@ def test_without_a_holder_the_container_is_told_that_the_line_itself_fills(tmp_p
     first, second = found.remedies
     assert (first.fix, second.fix) == ("clear_container", "del_ref")
     assert first.why.startswith("`kept` takes what this line makes: empty it")
+
+
+BY_PARAMETER = """
+import sys
+import memprof
+import torch
+from tests.unhurried import lift_limits
+
+class Graph:
+    pass
+
+def train(graphs, tracker):
+    for name, graph in graphs:
+        vars(graph)[name] = torch.zeros(64, 64)
+        tracker.step()
+
+def main():
+    lift_limits()
+    with memprof.track(sys.argv[1], sources=["cpu"], allowance_s=600) as tracker:
+        train([("table", Graph()) for _ in range(24)], tracker)
+
+main()
+"""
+
+
+def test_of_a_parameter_the_function_is_named_and_not_the_line_that_it_was_at(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(BY_PARAMETER)
+    done = forks.run_file(script, tmp_path / "run.json")
+    assert done.returncode == 0, done.stderr
+    (found,) = findings(load(tmp_path / "run.json"))
+    (only,) = found.remedies
+    assert (found.rule, found.bytes_per_step) == ("kept-attribute", WIDTH * WIDTH * 4)
+    assert (only.fix, only.code) == ("del_ref", "def train(graphs, tracker):")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from functools import reduce
+from functools import partial, reduce
 
 import pytest
 import torch
@@ -463,3 +463,251 @@ def test_what_a_loop_goes_over_is_computed_before_its_body_runs(tmp_path):
     )
     assert found.match.passes == 4
     assert found.remedies[0].code == "terms[name] = terms[name] + value / 4"
+
+
+def domain_losses(net, domains):
+    losses = {}
+    for name in domains:
+        losses[name] = net(torch.randn(256, 64)).square().mean()
+    return losses
+
+
+def mean_of(losses):
+    return torch.stack(list(losses.values())).mean()
+
+
+def returned_in_a_dict():
+    net = model()
+
+    def step(number):
+        losses = domain_losses(net, "abcd")
+        loss = mean_of(losses)
+        net.zero_grad()
+        loss.backward()
+        return {name: value.item() for name, value in losses.items()}
+
+    return step
+
+
+def loss_and_number(net):
+    total = torch.zeros(())
+    for _ in range(4):
+        loss = net(torch.randn(256, 64)).square().mean()
+        total = torch.add(total, loss)
+    return total / 4, 4
+
+
+def returned_with_a_number():
+    net = model()
+
+    def step(number):
+        loss, _parts = loss_and_number(net)
+        loss.backward()
+        net.zero_grad()
+        print(loss.item())
+
+    return step
+
+
+def begun_by_the_first():
+    net = model()
+
+    def step(number):
+        total = None
+        for _ in range(4):
+            loss = net(torch.randn(256, 64)).square().mean()
+            total = loss if total is None else total + loss
+        total.backward()
+        net.zero_grad()
+
+    return step
+
+
+class Accumulator:
+    """A loop elsewhere calls its method, which adds up, and goes backward now and then."""
+
+    def __init__(self):
+        self.net, self.total, self.count = model(), 0.0, 0
+
+    def add(self, x):
+        loss = self.net(x).square().mean()
+        self.total += loss / 4
+        self.count += 1
+        if self.count == 4:
+            self.learn()
+
+    def learn(self):
+        self.total.backward()
+        self.net.zero_grad()
+        self.total, self.count = 0.0, 0
+
+
+def in_an_attribute():
+    job = Accumulator()
+
+    def step(number):
+        for x in torch.randn(4, 256, 64):
+            job.add(x)
+
+    return step
+
+
+def loss_of(net, x):
+    return net(x).square().mean()
+
+
+def by_map():
+    net = model()
+
+    def step(number):
+        losses = list(map(partial(loss_of, net), torch.randn(4, 256, 64)))
+        loss = reduce(operator.add, losses) / len(losses)
+        loss.backward()
+        net.zero_grad()
+
+    return step
+
+
+class Scaler:
+    """As torch's of mixed precision."""
+
+    def scale(self, loss):
+        return loss * 2.0
+
+
+def scaled():
+    net, scaler = model(), Scaler()
+
+    def step(number):
+        losses = [loss_of(net, x) for x in torch.randn(4, 256, 64)]
+        scaler.scale(torch.stack(losses).mean()).backward()
+        net.zero_grad()
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        (returned_in_a_dict, "losses[name] = net(torch.randn(256, 64)).square().mean()"),
+        (returned_with_a_number, "total = torch.add(total, loss)"),
+        (begun_by_the_first, "total = loss if total is None else total + loss"),
+        (in_an_attribute, "self.total += loss / 4"),
+        (by_map, "losses = list(map(partial(loss_of, net), torch.randn(4, 256, 64)))"),
+        (scaled, "losses = [loss_of(net, x) for x in torch.randn(4, 256, 64)]"),
+    ],
+)
+def test_the_way_from_the_losses_to_the_backward_pass_may_be_longer(program, code, tmp_path):
+    found = findings_of(program, tmp_path / "run.json")[0]
+    assert (found.rule, found.match.passes) == ("late-backward", 4)
+    (first,) = found.remedies
+    assert (first.fix, first.code) == ("early_backward", code)
+    assert first.saves_bytes > found.bytes // 2
+
+
+def results_of(net):
+    results = []
+    for _ in range(4):
+        results.append(net(torch.randn(256, 64)))
+    return results
+
+
+def returned_to_be_compared():
+    """The loss is of all results together."""
+    net = model()
+
+    def step(number):
+        results = results_of(net)
+        loss = torch.cat(results).var()
+        loss.backward()
+        net.zero_grad()
+
+    return step
+
+
+class Unrolled:
+    """A state goes from call to call: the graphs are one."""
+
+    def __init__(self):
+        self.net, self.total, self.count = model(), 0.0, 0
+        self.state = torch.zeros(256, 64)
+
+    def add(self, x):
+        self.state = self.net(x + self.state)
+        self.total += self.state.square().mean() / 4
+        self.count += 1
+        if self.count == 4:
+            self.total.backward()
+            self.net.zero_grad()
+            self.total, self.count, self.state = 0.0, 0, self.state.detach()
+
+
+def unrolled():
+    job = Unrolled()
+
+    def step(number):
+        for x in torch.randn(4, 256, 64):
+            job.add(x)
+
+    return step
+
+
+class Compared:
+    """What is learned from is the square of the sum."""
+
+    def __init__(self):
+        self.net, self.total, self.count = model(), 0.0, 0
+
+    def add(self, x):
+        self.total += self.net(x).square().mean() / 4
+        self.count += 1
+        if self.count == 4:
+            (self.total * self.total).backward()
+            self.net.zero_grad()
+            self.total, self.count = 0.0, 0
+
+
+def squared_in_an_attribute():
+    job = Compared()
+
+    def step(number):
+        for x in torch.randn(4, 256, 64):
+            job.add(x)
+
+    return step
+
+
+class Summing(nn.Module):
+    """A layer that adds a term of its own to a sum, each time that it is run."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.total = model(), 0.0
+
+    def forward(self, x):
+        out = self.body(x)
+        self.total += out.square().mean()
+        return out
+
+
+def one_layer_again_and_again():
+    layer = Summing()
+
+    def step(number):
+        x = torch.randn(256, 64)
+        for _ in range(4):
+            x = layer(x)
+        layer.total.backward()
+        layer.zero_grad()
+        layer.total = 0.0
+
+    return step
+
+
+@pytest.mark.parametrize(
+    "program",
+    [returned_to_be_compared, unrolled, squared_in_an_attribute, one_layer_again_and_again],
+)
+def test_what_is_learned_from_by_another_function_may_need_all_graphs(program, tmp_path):
+    found = findings_of(program, tmp_path / "run.json")
+    assert "late-backward" not in [one.rule for one in found]

@@ -135,6 +135,35 @@ def test_a_pass_that_nothing_learns_through_needs_no_graph_at_all(tmp_path):
     assert "old-graphs" not in [one.rule for one in others]
 
 
+class Learner:
+    """Keeps its last losses, whose graphs backward passes are told to retain."""
+
+    def __init__(self):
+        self.net, _, self.recent = job()
+        self.options = {"retain_graph": True}
+
+    def learn(self, x):
+        loss = self.net(x).square().mean()
+        loss.backward(**self.options)
+        self.net.zero_grad()
+        self.recent.append(loss)
+
+
+def retained_by_options():
+    learner = Learner()
+    learner.net.append(nn.Linear(64, 64)).append(nn.Tanh())
+    return lambda number: learner.learn(torch.randn(512, 64))
+
+
+def test_a_pass_whose_backward_pass_retains_its_graph_is_not_to_be_without_one(tmp_path):
+    found = findings_of(retained_by_options, tmp_path / "run.json")
+    (graphs,) = [one for one in found if one.rule == "old-graphs"]
+    assert graphs.bytes == 5 * 2 * 512 * 64 * 4  # of two layers each: what a tanh saves
+    assert [one.fix for one in graphs.remedies] == ["detach"]
+    assert graphs.remedies[0].code == "self.recent.append(loss)"
+    assert "no_grad" not in [remedy.fix for one in found for remedy in one.remedies]
+
+
 class Monitor:
     def __init__(self):
         self.entropy = 0.0

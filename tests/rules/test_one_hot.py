@@ -75,6 +75,32 @@ def test_the_table_its_copy_and_the_product_go_with_it(tmp_path):
         ("m = F.one_hot(t, n).to(q)\nq = torch.einsum('ba,ba->b', q, m)\nkeep(m)", False),
         ("m = q.new_zeros(9, n)\nm.scatter_(1, t[:, None], 1.0)\nq = (q * m).sum(1)", True),
         ("m = q.new_zeros(9, n)\nm.scatter_(1, t, 1.0)\nq = (q * m).sum(1)", False),
+        ("m = torch.eye(n)[t]\nq = (q * m).sum(1)", True),
+        ("m = torch.eye(n, device=q.device).index_select(0, t)\nq = (q * m).sum(1)", True),
+        ("m = torch.eye(n)[1:]\nq = (q * m).sum(1)", False),
+        ("m = torch.eye(n)\nq = (q * m).sum(1)", False),
+        ("m = F.one_hot(t, n)\nq = torch.sum(torch.mul(q, m), -1)", True),
+        ("m = F.one_hot(t, n)\nq = m.mul(q).sum(1)", True),
+        ("m = F.one_hot(t, n)\nq = torch.add(q, m).sum(1)", False),
+        ("m = (t[:, None] == torch.arange(n)).float()\nq = (q * m).sum(1)", True),
+        ("m = torch.arange(n)[None, :] == t.unsqueeze(1)\nq = (q * m).sum(1)", True),
+        ("m = (t[:, None] > torch.arange(n)).float()\nq = (q * m).sum(1)", False),
+        ("m = (t[:, None] == s[None]).float()\nq = (q * m).sum(1)", False),
+        ("m = torch.zeros_like(q).scatter_(1, t[:, None], 1)\nq = (q * m).sum(1)", True),
+        (
+            "m = q.new_zeros(9, n)\nm.scatter_(dim=1, index=t[:, None], value=1)\nq = (m * q).sum(1)",
+            True,
+        ),
+        ("m = torch.zeros(9, n)\nm.scatter_(dim=1, index=t, value=1)\nq = (q * m).sum(1)", False),
+        ("loss = F.cross_entropy(q, F.one_hot(t, n).float())", True),
+        ("m = F.one_hot(t, n).float()\nloss = F.cross_entropy(q, target=m)", True),
+        ("m = F.one_hot(t, n).float()\nloss = F.cross_entropy(q, m, weight=w)", False),
+        ("m = F.one_hot(t, n).float()\nloss = F.cross_entropy(m, t)", False),
+        ("m = F.one_hot(t, n).float()\nloss = F.cross_entropy(q, w * m + v * m[s])", False),
+        ("loss = F.cross_entropy(q, mixed(F.one_hot(t, n).float()))", False),
+        ("m = F.one_hot(t, n).float()\nloss = F.mse_loss(q, m)", False),
+        ("m = F.one_hot(t, n).float()\nloss = rate(q, m)\nrate = nn.CrossEntropyLoss()", True),
+        ("m = F.one_hot(t, n).float()\nloss = rate(q, m)\nrate = nn.MSELoss()", False),
         ("m = q.new_zeros(9, n)\nm.scatter_(1, t[:, None], w)\nq = (q * m).sum(1)", False),
     ],
 )
@@ -375,3 +401,103 @@ def mixes_labels():
 
 def test_labels_that_are_mixed_need_their_table(tmp_path):
     assert "one-hot" not in names(mixes_labels, tmp_path / "run.json")
+
+
+def picks_by_rows_of_an_identity():
+    scores, target = torch.randn(ROWS, CLASSES), torch.arange(ROWS)
+
+    def step(number):
+        table = torch.eye(CLASSES)[target]
+        (table * scores).sum(-1).mean().item()
+
+    return step
+
+
+def picks_by_a_comparison():
+    layer, target = torch.nn.Linear(16, CLASSES), torch.arange(ROWS)
+
+    def step(number):
+        scores = layer(torch.randn(ROWS, 16))
+        chosen = (target[:, None] == torch.arange(CLASSES)).float()
+        torch.sum(torch.mul(scores, chosen), dim=-1).mean().backward()
+
+    return step
+
+
+def encoded(labels, classes):
+    table = torch.zeros(labels.size(0), classes)
+    table.scatter_(dim=1, index=labels.unsqueeze(1), value=1)
+    return table
+
+
+def adds_up_by_a_table_of_a_function():
+    rows, index = torch.randn(ROWS, 8), torch.arange(ROWS) % 16
+
+    def step(number):
+        member = encoded(index, CLASSES)
+        torch.matmul(member.t(), rows).sum().item()
+
+    return step
+
+
+def target_of_a_cross_entropy():
+    layer, target = torch.nn.Linear(16, CLASSES), torch.arange(ROWS)
+
+    def step(number):
+        scores = layer(torch.randn(ROWS, 16))
+        wanted = F.one_hot(target, CLASSES).float()
+        loss = F.cross_entropy(scores, wanted)
+        loss.backward()
+
+    return step
+
+
+IDENTITY, TABLE, TRUTHS = CLASSES * CLASSES * 4, ROWS * CLASSES * 4, ROWS * CLASSES
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "nbytes", "typed"),
+    [
+        (picks_by_rows_of_an_identity, "table = torch.eye(CLASSES)[target]", IDENTITY + TABLE, ""),
+        (
+            picks_by_a_comparison,
+            "chosen = (target[:, None] == torch.arange(CLASSES)).float()",
+            TABLE + TABLE,
+            "",
+        ),
+        (
+            adds_up_by_a_table_of_a_function,
+            "table = torch.zeros(labels.size(0), classes)",
+            TABLE,
+            "rows.new_zeros(CLASSES, rows.size(-1)).index_add(0, index, rows)",
+        ),
+        (
+            target_of_a_cross_entropy,
+            "wanted = F.one_hot(target, CLASSES).float()",
+            TABLE,
+            "",
+        ),
+    ],
+)
+def test_a_table_may_be_made_in_other_ways(program, code, nbytes, typed, tmp_path):
+    found = findings_of(program, tmp_path / "run.json")[0]
+    (remedy,) = found.remedies
+    assert (found.rule, remedy.fix, remedy.code) == ("one-hot", "class_indices", code)
+    assert (found.bytes, remedy.typed) == (nbytes, typed)
+    assert remedy.saves_bytes > 0
+
+
+def kept_by_its_caller():
+    """The function's table is the caller's to go on with."""
+    rows, index = torch.randn(ROWS, 8), torch.arange(ROWS) % 16
+
+    def step(number):
+        member = encoded(index, CLASSES)
+        torch.matmul(member.t(), rows).sum().item()
+        member.cumsum(0).max().item()
+
+    return step
+
+
+def test_a_table_that_a_function_returns_may_be_needed(tmp_path):
+    assert "one-hot" not in names(kept_by_its_caller, tmp_path / "run.json")

@@ -93,3 +93,43 @@ def test_what_ever_longer_rounds_register_grows_as_well(tmp_path):
     assert (found.rule, found.bytes) == ("registered-callback", 14 * 256 * WIDTH * 4)
     # of the two that subscribe, the one whose method is there
     assert (first.fix, first.code) == ("weakref", 'BUS.subscribe("end", self.on_end)')
+
+
+def scheduled():
+    """The bus is the only object of its class, which the class knows."""
+
+    class Scheduler:
+        _instance = None
+
+        def __init__(self):
+            self.callbacks = set()
+
+        @classmethod
+        def get(cls):
+            if cls._instance is None:
+                cls._instance = cls()
+            return cls._instance
+
+        def subscribe(self, callback):
+            self.callbacks.add(callback)
+
+    class Adapter:
+        def __init__(self):
+            self.weight = torch.zeros(WIDTH, WIDTH)
+            Scheduler.get().subscribe(self.refresh)
+
+        def refresh(self):
+            self.weight.zero_()
+
+    def step(number):
+        Adapter()
+
+    return step
+
+
+def test_callbacks_of_a_singleton_are_named_where_they_are_registered(tmp_path):
+    (found,) = findings_of(scheduled, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("registered-callback", "weakref")
+    assert found.bytes_per_step == WIDTH * WIDTH * 4
+    assert first.code == "Scheduler.get().subscribe(self.refresh)"

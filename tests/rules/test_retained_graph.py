@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -72,6 +73,109 @@ def test_the_line_that_asks_is_found_by_the_backward_pass_itself(tmp_path):
     assert first.code == "loss.backward(retain_graph=True)"
     assert "-        loss.backward(retain_graph=True)\n+        loss.backward()\n" in first.patch
     assert "unvisited-graph" not in {one.rule for one in findings_of(played, tmp_path / "run.json")}
+
+
+class Functional(nn.Module):
+    """All that a pass keeps is of one module: activations are functions."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+class Trainer:
+    def __init__(self, options=None):
+        self.model = Functional()
+        self.options = {"retain_graph": True} if options is None else options
+        self.losses = {}
+
+    def learn(self, x):
+        loss = self.model(x).square().mean()
+        torch.autograd.backward(loss, **self.options)
+        self.model.zero_grad()
+        self.losses["last"] = loss
+
+    def learn_by_place(self, x):
+        loss = self.model(x).square().mean()
+        torch.autograd.backward(loss, None, True)
+        self.model.zero_grad()
+        self.losses["last"] = loss
+
+
+def by_options():
+    trainer = Trainer()
+    return lambda number: trainer.learn(torch.randn(512, 64))
+
+
+def by_place():
+    trainer = Trainer()
+    return lambda number: trainer.learn_by_place(torch.randn(512, 64))
+
+
+def with_other_options():
+    trainer = Trainer(options={})
+    return lambda number: trainer.learn(torch.randn(512, 64))
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        (by_options, "torch.autograd.backward(loss, **self.options)"),
+        (by_place, "torch.autograd.backward(loss, None, True)"),
+    ],
+)
+def test_a_graph_of_one_module_is_kept_whole_where_options_or_a_place_ask_for_it(
+    program, code, tmp_path
+):
+    (found, *_) = findings_of(program, tmp_path / "run.json")
+    assert (found.rule, found.minor) == ("retained-graph", False)
+    # Of two steps: of each layer its result, and a number of the loss.
+    assert found.bytes == 2 * (4 * 512 * 64 * 4 + 512)
+    (asking,) = [one for one in found.remedies if one.fix == "no_retain_graph"]
+    assert asking.code == code
+    assert "no_grad" not in {
+        remedy.fix for one in findings_of(program, tmp_path / "run.json") for remedy in one.remedies
+    }
+
+
+def test_options_that_ask_for_nothing_keep_no_graph(tmp_path):
+    rules = {one.rule for one in findings_of(with_other_options, tmp_path / "run.json")}
+    assert "retained-graph" not in rules
+
+
+class ReturnsAll(nn.Module):
+    """Results of one module that stay are no graph, whatever another pass asks for."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+
+    def forward(self, x):
+        parts = []
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+            parts.append(x)
+        return parts[:3], x
+
+
+def with_parts_kept():
+    model, kept = ReturnsAll(), {}
+
+    def step(number):
+        kept["parts"], result = model(torch.randn(512, 64))
+        result.square().mean().backward(retain_graph=number < 0)
+
+    return step
+
+
+def test_results_of_one_module_that_stay_are_no_graph(tmp_path):
+    rules = {one.rule for one in findings_of(with_parts_kept, tmp_path / "run.json")}
+    assert "retained-graph" not in rules
 
 
 def players(cut):

@@ -78,3 +78,74 @@ def test_an_average_that_moves_is_a_sum_with_weights(tmp_path):
     first, *_ = findings(load(tmp_path / "run.json"))
     assert first.rule == first.remedies[0].rule == "running-sum"
     assert first.remedies[0].code == "mean = 0.9 * mean + 0.1 * (out * out.tanh()).mean()"
+
+
+SMOOTHED = """
+import sys
+import memprof
+import torch
+from torch import nn
+
+def smoother(beta):
+    value = None
+
+    def smooth(new):
+        nonlocal value
+        value = new if value is None else beta * value + (1 - beta) * new
+        return value
+
+    return smooth
+
+def score(model, x, ema):
+    error = model(x).square().mean()
+    return ema(error)
+
+def main():
+    model, ema = nn.Sequential(nn.Linear(64, 64), nn.Tanh()), smoother(0.9)
+    with memprof.track(sys.argv[1], sources=["cpu"], allowance_s=600) as tracker:
+        for _ in range(24):
+            current = score(model, torch.randn(64, 64), ema)
+            model(torch.randn(64, 64)).square().mean().backward()
+            tracker.step()
+
+main()
+"""
+
+
+def test_of_an_average_that_two_functions_return_the_line_in_the_closure_is_named(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SMOOTHED)
+    done = forks.run_file(script, tmp_path / "run.json")
+    assert done.returncode == 0, done.stderr
+    first, *_ = findings(load(tmp_path / "run.json"))
+    assert first.rule == first.remedies[0].rule == "running-sum"
+    line = "value = new if value is None else beta * value + (1 - beta) * new"
+    assert (first.remedies[0].fix, first.remedies[0].code) == ("detach", line)
+    cut = "value = new.detach() if value is None else beta * value + ((1 - beta) * new).detach()"
+    assert cut in first.remedies[0].patch
+
+
+def in_closure():
+    """Nobody binds what the average returns: only the closure has it."""
+    model = job()
+    value = None
+
+    def update(new):
+        nonlocal value
+        if value is None:
+            value = torch.zeros(())
+        value = 0.9 * value + 0.1 * new
+        return value
+
+    def step(number):
+        update(model(torch.randn(64, 64)).square().mean())
+        model(torch.randn(64, 64)).square().mean().backward()
+
+    return step
+
+
+def test_what_a_closure_has_is_named_by_the_line_that_goes_on_with_it(tmp_path):
+    (found,) = findings_of(in_closure, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert found.rule == first.rule == "running-sum"
+    assert (first.fix, first.code) == ("item", "value = 0.9 * value + 0.1 * new")

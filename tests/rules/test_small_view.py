@@ -17,6 +17,7 @@ from memprof.records import Holder
 from memprof.reference_chain import Link, LinkKind, Unowned
 from memprof.rules.ranked_findings import findings
 from memprof.trace import Category
+from tests import forks
 from tests.rules.recorded import findings_of, record
 
 WIDTH = 64
@@ -524,3 +525,63 @@ def test_a_small_view_beside_what_grows_is_not_to_blame(tmp_path):
     assert views
     assert found.bytes_per_step >= 8 * WIDTH * WIDTH * 4
     assert found.remedies[0].fix == "clear_container"
+
+
+MAKING = """
+import sys
+import memprof
+import torch
+
+def positive_and_rest(scores):
+    return RETURNED
+
+def batches(tracker):
+    for _ in range(24):
+        yield torch.randn(256, 16)
+        tracker.step()
+
+def score(tracker):
+    return [ITEM for x in batches(tracker)]
+
+def main():
+    with memprof.track(sys.argv[1], sources=["cpu"], allowance_s=600) as tracker:
+        results = score(tracker)
+    print(len(results))
+
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("item", "returned", "line", "cloned"),
+    [
+        (
+            "positive_and_rest(x @ x.T)",
+            "scores.diagonal(), scores.logsumexp(-1)",
+            "return scores.diagonal(), scores.logsumexp(-1)",
+            "return scores.diagonal().clone(), scores.logsumexp(-1)",
+        ),
+        (
+            "(x @ x.T)[:, 0]",
+            "scores",
+            "return [(x @ x.T)[:, 0] for x in batches(tracker)]",
+            "return [(x @ x.T)[:, 0].clone() for x in batches(tracker)]",
+        ),
+        ("positive_and_rest(x @ x.T)", "scores.diagonal().clone(), scores.logsumexp(-1)", "", ""),
+        ("positive_and_rest(x @ x.T)", "scores[:128], scores[128:]", "", ""),
+    ],
+)
+def test_a_small_view_in_a_list_that_is_being_made_is_cloned(
+    item, returned, line, cloned, tmp_path
+):
+    script = tmp_path / "job.py"
+    script.write_text(MAKING.replace("ITEM", item).replace("RETURNED", returned))
+    done = forks.run_file(script, tmp_path / "run.json")
+    assert done.returncode == 0, done.stderr
+    small_views = [one for one in findings(load(tmp_path / "run.json")) if one.rule == "small-view"]
+    assert len(small_views) == bool(line)
+    for found in small_views:
+        first = found.remedies[0]
+        assert (first.rule, first.fix, first.code) == ("small-view", "clone_view", line)
+        assert f"+    {cloned}" in first.patch
+        assert round(found.bytes_per_step) == 256 * 256 * 4 + 256 * 4 * (item[0] == "p")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import torch
+from torch import nn
 
 from tests.rules.recorded import findings_of
 
@@ -133,3 +134,60 @@ def test_a_dict_by_texts_that_grows_is_no_record(tmp_path):
     assert found.bytes_per_step == 5 * WIDTH * WIDTH * 4
     assert (first.rule, first.fix) == ("unbounded-dict", "bound_cache")
     assert first.code == "molecules[text] = Molecule(text)"
+
+
+def tried_first():
+    """What is computed of a user is kept in a dict of the class, which is tried first."""
+
+    class Features:
+        store = {}  # noqa: RUF012 - shared on purpose
+
+        def lookup(self, user):
+            try:
+                return self.store[user]
+            except KeyError:
+                self.store[user] = features = torch.zeros(WIDTH, WIDTH)
+                return features
+
+    features = Features()
+
+    def step(number):
+        features.lookup(number)
+
+    return step
+
+
+def test_a_dict_of_a_class_that_is_tried_first_is_a_cache(tmp_path):
+    (found,) = findings_of(tried_first, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (found.rule, found.bytes_per_step) == ("unbounded-dict", WIDTH * WIDTH * 4)
+    assert first.fix == "bound_cache"
+    assert first.code == "self.store[user] = features = torch.zeros(WIDTH, WIDTH)"
+
+
+class Scored(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.layer(x).exp().mean()
+
+
+def sums_by_name():
+    """Two sums, each of which has the graphs of all that was added."""
+    totals = defaultdict(float)
+    scored = Scored()
+
+    def step(number):
+        for name in ("first", "second"):
+            totals[name] = totals[name] + scored(torch.rand(WIDTH, WIDTH))
+
+    return step
+
+
+def test_what_grows_in_two_entries_is_no_new_entry(tmp_path):
+    found = findings_of(sums_by_name, tmp_path / "run.json", steps=40)
+    remedies = [one for finding in found for one in finding.remedies]
+    assert found[0].remedies[0].rule == "running-sum"
+    assert "unbounded-dict" not in {one.rule for one in remedies}

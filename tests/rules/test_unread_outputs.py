@@ -18,7 +18,7 @@ def fires():
 
     @torch.no_grad()
     def step(number):
-        output = model(torch.ones(ROWS, WIDTH), output_hidden_states=True)
+        output = model(torch.randn(ROWS, WIDTH), output_hidden_states=True)
         return output.last.sum().item()
 
     return step
@@ -29,7 +29,7 @@ def looks_alike():
 
     @torch.no_grad()
     def step(number):
-        output = model(torch.ones(ROWS, WIDTH), output_hidden_states=False)
+        output = model(torch.randn(ROWS, WIDTH), output_hidden_states=False)
         return output.last.sum().item()
 
     return step
@@ -41,7 +41,7 @@ def learns():
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
     def step(number):
-        output = model(torch.ones(ROWS, WIDTH), output_hidden_states=True)
+        output = model(torch.randn(ROWS, WIDTH), output_hidden_states=True)
         optimizer.zero_grad()
         output.last.mean().backward()
         optimizer.step()
@@ -59,7 +59,7 @@ def test_the_call_is_to_ask_for_none(tmp_path):
     assert found.rule == "unread-outputs"
     assert found.bytes == DEPTH * ROWS * WIDTH * 4
     assert remedy.fix == "drop_outputs"
-    assert remedy.code == ("output = model(torch.ones(ROWS, WIDTH), output_hidden_states=True)")
+    assert remedy.code == ("output = model(torch.randn(ROWS, WIDTH), output_hidden_states=True)")
     assert remedy.saves_bytes > (DEPTH // 2) * ROWS * WIDTH * 4
 
 
@@ -77,7 +77,7 @@ def scores():
 
     @torch.no_grad()
     def step(number):
-        output = model(torch.ones(ROWS, WIDTH))
+        output = model(torch.randn(ROWS, WIDTH))
         return output.logits.sum().item()
 
     return step
@@ -88,7 +88,7 @@ def scores_without_cache():
 
     @torch.no_grad()
     def step(number):
-        output = model(torch.ones(ROWS, WIDTH), use_cache=False)
+        output = model(torch.randn(ROWS, WIDTH), use_cache=False)
         return output.logits.sum().item()
 
     return step
@@ -100,7 +100,7 @@ def generates():
 
     @torch.no_grad()
     def step(number):
-        return generation.generate(model, torch.ones(ROWS, WIDTH)).sum().item()
+        return generation.generate(model, torch.randn(ROWS, WIDTH)).sum().item()
 
     return step
 
@@ -116,9 +116,9 @@ def completes(**asked):
         @torch.no_grad()
         def step(number):
             if asked:
-                out = generation.sample(model, torch.ones(ROWS, WIDTH), TOKENS, output_scores=True)
+                out = generation.sample(model, torch.randn(ROWS, WIDTH), TOKENS, output_scores=True)
             else:
-                out = generation.sample(model, torch.ones(ROWS, WIDTH), TOKENS)
+                out = generation.sample(model, torch.randn(ROWS, WIDTH), TOKENS)
             return out["sequences"].sum().item()
 
         return step
@@ -142,7 +142,7 @@ def test_keys_and_values_are_for_who_generates(tmp_path):
     found, *_ = findings_of(scores, tmp_path / "run.json")
     (remedy,) = found.remedies
     assert (found.rule, found.bytes) == ("unread-outputs", 2 * DEPTH * ROWS * WIDTH * 4)
-    assert (remedy.fix, remedy.code) == ("drop_outputs", "output = model(torch.ones(ROWS, WIDTH))")
+    assert (remedy.fix, remedy.code) == ("drop_outputs", "output = model(torch.randn(ROWS, WIDTH))")
     assert remedy.typed == "outputs = model(**inputs, use_cache=False)"
     record(scores_without_cache, tmp_path / "mended.json")
     (mended,) = examine(load(tmp_path / "mended.json")).devices

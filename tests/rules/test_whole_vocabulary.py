@@ -85,6 +85,41 @@ def other_layers():
     return training(".default")
 
 
+ADAPTERS = {"layers.0.q_proj.lora_A.default": MIB // 4, "layers.0.q_proj.lora_B.default": MIB // 4}
+
+
+def unfrozen(*layers, below=(), filename=__file__):
+    """A job that trains adapters, and layers of the model that have none."""
+    backward = frame_of(train, "model(**batch).loss.backward()", filename)
+    stepped = frame_of(train, "optimizer.step()", filename)
+    trace = TraceBuilder(device="cpu")
+    for name, nbytes in LAYERS.items():
+        trace.label(module=f"Peft.{name}")
+        trace.existing(nbytes, name, category=Category.PARAMETER)
+    trained = {one: LAYERS[one] for one in layers} | ADAPTERS | dict(below)
+    for step in range(16):
+        trace.label(step=step, phase=Phase.FORWARD, module="Peft")
+        trace.alloc(MIB, "hidden", stack=backward, category=Category.ACTIVATION)
+        trace.free("hidden")
+        for name, nbytes in trained.items():
+            trace.label(step=step, phase=Phase.BACKWARD, module=f"Peft.{name}")
+            trace.alloc(nbytes, f"{name}.grad", stack=backward, category=Category.GRADIENT)
+        for name, nbytes in trained.items():
+            trace.label(step=step, phase=Phase.OPTIMIZER, module=f"Peft.{name}")
+            if step == 0:
+                kind = Category.OPTIMIZER_STATE
+                trace.alloc(2 * nbytes, f"{name}.moments", stack=stepped, category=kind)
+            trace.free(f"{name}.grad")
+    return trace
+
+
+def unfreeze(model):
+    """Never called: its line is one that a finding shows."""
+    for name, parameter in model.named_parameters():
+        if "embed_tokens" in name or "lm_head" in name:
+            parameter.requires_grad = True
+
+
 def rules_in(found):
     return [one.rule for one in found]
 
@@ -115,3 +150,39 @@ def test_without_new_tokens_a_head_is_trained_on_purpose(adds, is_meant, tmp_pat
     trace = training(filename=source)
     found = findings(load(write_run(tmp_path / "run.json", trace.build())))
     assert ("whole-vocabulary" in rules_in(found)) is is_meant
+
+
+def test_a_vocabulary_that_is_unfrozen_beside_adapters_is_trained_whole_too(tmp_path):
+    found = findings_of(lambda: unfrozen("embed_tokens", "lm_head"), tmp_path / "run.json")
+    (one,) = [each for each in found if each.rule == "whole-vocabulary"]
+    assert not one.minor
+    assert one.bytes == 2 * 3 * 16 * MIB  # the weights are needed
+    (remedy,) = one.remedies
+    assert remedy.fix == "trainable_tokens"
+    assert remedy.code.strip() == "parameter.requires_grad = True"
+    assert remedy.saves_bytes == one.bytes - MIB // 2  # then a forward pass has the peak
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda: unfrozen("score"),
+        lambda: unfrozen("embed_tokens", below={"layers.0.q_proj.base_layer": MIB}),
+        unfrozen,
+    ],
+)
+def test_a_small_head_or_a_whole_model_that_is_unfrozen_is_not_meant(program, tmp_path):
+    assert "whole-vocabulary" not in rules_in(findings_of(program, tmp_path / "run.json"))
+
+
+def test_layers_that_an_attribute_names_are_told_by_its_statement(tmp_path):
+    lines, _ = inspect.getsourcelines(inspect.getmodule(adapted))
+    told = '        modules_to_save=["embed_tokens", "lm_head", "score"],\n    )\n'
+    text = "".join(lines)
+    assert text.count(told) == 1
+    source = tmp_path / "train.py"
+    source.write_text(text.replace(told, "    )\n    config.modules_to_save = model.vocabulary\n"))
+    os.utime(source, (1, 1))
+    found = findings(load(write_run(tmp_path / "run.json", training(filename=source).build())))
+    (one,) = [each for each in found if each.rule == "whole-vocabulary"]
+    assert one.remedies[0].code.strip() == "config.modules_to_save = model.vocabulary"

@@ -9,6 +9,7 @@ import pytest
 from memprof.source_code.find_line import filled_at, forget
 from memprof.source_code.idioms import (
     accumulation,
+    checks_for_key,
     copies_collection,
     enlarged_copy,
     growing,
@@ -114,6 +115,8 @@ def test_the_search_for_holders_and_the_rules_know_the_same_methods_that_fill(
         ("t = 0.9 * t + 0.1 * loss", "t", "0.1 * loss"),
         ("t = (1 - w) * loss + t * w", "t", "(1 - w) * loss"),
         ("t = t + loss + 0.5 * other", "t", "loss"),
+        ("t = loss if t is None else t + loss", "t", "loss"),
+        ("t = 0.9 * t + 0.1 * loss if t else loss", "t", "0.1 * loss"),
     ],
 )
 def test_a_sum_is_the_same_however_it_is_written(statement, total, value, place_in):
@@ -133,6 +136,8 @@ def test_a_sum_is_the_same_however_it_is_written(statement, total, value, place_
         "t = u.add_(x)",
         "t.mul_(x)",
         "t = x  # t + x",
+        "t = [x] if t is None else t + [x]",
+        "t = a if b is None else a + b",
     ],
 )
 def test_what_is_no_sum(statement, place_in):
@@ -246,3 +251,18 @@ def test_what_copies_all_of_a_collection(text, line, copies, place_in):
 )
 def test_a_tensor_is_copied_into_a_longer_one_that_takes_its_place(text, name, place_in):
     assert grown_into_new(place_in(text)) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "is_asked"),
+    [
+        ("try:\n    x = kept[key]\nexcept KeyError:\n    kept[key] = x = new()\n", True),
+        ("try:\n    x = kept[key]\nexcept (KeyError, TypeError):\n    kept[key] = new()\n", True),
+        ("with suppress(KeyError):\n    x = kept[key]\n\nkept[key] = new()\n", True),
+        ("try:\n    x = kept[key]\nexcept RuntimeError:\n    kept[key] = x = new()\n", False),
+        ("try:\n    x = other[key]\nexcept KeyError:\n    kept[key] = x = new()\n", False),
+        ("try:\n    kept[key] = x\nexcept KeyError:\n    kept[key] = x = new()\n", False),
+    ],
+)
+def test_an_entry_that_may_be_missing_is_asked_for(text, is_asked, place_in):
+    assert checks_for_key(place_in(text, 4), "kept") is is_asked

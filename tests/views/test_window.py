@@ -67,3 +67,20 @@ def test_what_the_last_step_had_not_freed_was_to_be_freed_as_before():
     window = Window.of(builder.build())
     freed = [Phase.BACKWARD] * 5 + [Phase.UNKNOWN] * 2
     assert window.freed_by.tolist() == freed
+
+
+def test_what_ran_at_a_peak_without_a_stack_is_what_ran_before_it_in_its_step():
+    """A counter of eight bytes may have none."""
+    once = [Frame("main", "train.py", 9)]
+    builder = TraceBuilder().label(step=0).alloc(1024, "hidden", stack=once).free("hidden")
+    builder.label(step=1).alloc(1024, "state", stack=MODEL).alloc(512, "count")
+    window = Window.of(builder.build())
+    assert window.peak.bytes == 1536
+    assert window.stack_at_peak == tuple(MODEL)
+
+
+def test_what_ran_in_another_step_is_not_what_ran_at_the_peak():
+    builder = TraceBuilder().label(step=0).alloc(1024, "state", stack=MODEL)
+    window = Window.of(builder.label(step=1).alloc(512, "count").build())
+    assert window.peak.bytes == 1536
+    assert window.stack_at_peak == ()

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from memprof.records import Holder
-from memprof.reference_chain import LinkKind
+from memprof.reference_chain import LinkKind, instance_attribute
 from memprof.rules.case import Case, says
 from memprof.rules.containers import FilledContainer, below_item, filled_registry, is_cache
 from memprof.rules.rule import Advice, Cause, GrowthRule
@@ -48,6 +48,8 @@ class ClassRegistry(GrowthRule[Registry]):
         holder = case.holder(LinkKind.CLASS_ATTRIBUTE)
         if holder is None or LinkKind.LRU_CACHE in case.links:
             return None
+        if instance_attribute(holder.links) is not None:
+            return None  # the container is an object's, of which the class has one
         if registration([holder]) is not None:
             return None  # a class of the standard library, to which nobody adds a WeakSet
         place, filled = case.place_of(holder), filled_registry(case)

@@ -18,13 +18,30 @@ from memprof.rules.containers import (
     filled_container,
     gradient_of_data,
 )
+from memprof.rules.copied_objects import copied_source, made_by_copying, sized_as_models
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.rules.source_facts import handed_over
-from memprof.source_code.program import Place
+from memprof.source_code.program import Place, place_of
 from memprof.trace import Category
 from memprof.views.owners import CATEGORY_NAMES
 
 __all__ = ["RULE"]
+
+
+_MOSTLY = 0.5
+"""Of what grows, in data that are copied."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CopiedData:
+    """Data that are copied with the objects that refer to them."""
+
+    place: Place
+    """The statement that copies."""
+    source: str
+    """What it copies, as it is called there."""
+    share: float
+    """Of what grows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +50,8 @@ class Models(Cause):
 
     container: FilledContainer
     origin: Place
+    copied: CopiedData | None = None
+    """What most of it is, where that is no part of the models."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +67,7 @@ class CollectedModels(GrowthRule[Models | ModelsOfExpression]):
 
     name = "collected-models"
     summary = "a container keeps whole models"
-    fixes = ("del_ref",)
+    fixes = ("del_ref", "store_once")
     yields_to = ("unbounded-dict", "kept-graph", "unreset-metric", "registered-callback")
 
     def match(self, case: Case) -> Models | ModelsOfExpression | None:
@@ -63,7 +82,7 @@ class CollectedModels(GrowthRule[Models | ModelsOfExpression]):
             return None  # parts of one model, such as adapters, are no models
         if gradient_of_data(container.holder) or _is_of_gradients(case, container.holder):
             return None
-        return Models(container, _origin(container, case))
+        return Models(container, _origin(container, case), _copied_data(case))
 
     def advice(self, cause: Models | ModelsOfExpression, case: Case) -> Iterator[Advice]:
         """Keep what is read of them."""
@@ -76,6 +95,17 @@ class CollectedModels(GrowthRule[Models | ModelsOfExpression]):
                 cause.place,
             )
             return
+        if cause.copied is not None:
+            copied = cause.copied
+            yield Advice(
+                "store_once",
+                f"`deepcopy` copies all that `{copied.source}` refers to, and most of that is data "
+                "which are there already: where nothing writes to them, keep them out of it, or "
+                "have the copy refer to the same: "
+                f"`copy.deepcopy({copied.source}, {{id(data): data}})`.",
+                copied.place,
+                remains=1 - copied.share,
+            )
         last_links = {holder.links[-1].kind for holder in case.finding.holders}
         parameters, states = _shares(case)
         if last_links == {LinkKind.OPTIMIZER_STATE} and not case.finding.growth.has_parameters:
@@ -121,6 +151,23 @@ def _shares(case: Case) -> tuple[float, float]:
         for one in (Category.PARAMETER, Category.OPTIMIZER_STATE)
     )
     return parameters, states
+
+
+def _copied_data(case: Case) -> CopiedData | None:
+    """What `deepcopy` copied besides models, where that is most of it and is there once more."""
+    window = case.window
+    if window is None:
+        return None
+    lives, is_of_copies = window.lives, made_by_copying(window) & ~window.has_owner
+    grown = np.isin(lives.alloc, case.finding.evidence.allocs)
+    copied = grown & is_of_copies & ~sized_as_models(window)
+    copied &= np.isin(lives.requested, np.unique(lives.requested[window.at_peak & ~is_of_copies]))
+    share = window.bytes_of(copied) / max(1, window.bytes_of(grown))
+    if share < _MOSTLY:
+        return None
+    place = place_of(window.frame_of(window.largest(copied)))
+    source = copied_source(place) if place is not None else ""
+    return CopiedData(place, source, share) if place is not None and source else None
 
 
 def _origin(container: FilledContainer, case: Case) -> Place:

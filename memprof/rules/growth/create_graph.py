@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from memprof.records import Holder
@@ -12,8 +12,8 @@ from memprof.rules.case import Case
 from memprof.rules.graph_lines import on_the_way
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import keyword, last_name, written_entries
-from memprof.source_code.program import Place, Program, calls_in
-from memprof.source_code.values import values_of
+from memprof.source_code.program import Place, Program, called_name, calls_in
+from memprof.source_code.settings import may_be_true, meanings
 from memprof.trace import Category
 from memprof.views.owners import CATEGORY_NAMES
 
@@ -21,6 +21,8 @@ __all__ = ["RULE"]
 
 _OF_MODEL = frozenset({LinkKind.MODULE_ATTRIBUTE, LinkKind.PARAMETER, LinkKind.BUFFER})
 _SETTING = "create_graph"
+_LEARNING = ("backward", "manual_backward")
+_PARTIAL = "partial"
 _POSITION = 2
 """Of the setting among the arguments of ``Tensor.backward``, from 0."""
 _WITH_OWNER = 2
@@ -51,7 +53,7 @@ class CreateGraph(GrowthRule[DifferentiableGradient]):
         )
         lines = {(frame.filename, frame.line) for frame, _ in case.frames}
         for place in {id(place.scope): place for place in on_the_way(case)}.values():
-            for call in _calls(place):
+            for call in _calls(place, case.programs):
                 if not (case.graph or by_gradient or _is_alone(case)):
                     made = {(place.program.filename, line) for line in _lines(call)}
                     if not made & lines:
@@ -59,10 +61,19 @@ class CreateGraph(GrowthRule[DifferentiableGradient]):
                 return DifferentiableGradient(place.program.place(call), _is_of_model(case))
         for place, call in _called(case) if _is_alone(case) else ():
             return DifferentiableGradient(place.program.place(call), of_parameters=True)
-        for program in case.programs if _has_own_graph(case) else ():
-            for call in _calls_within(program, program.tree):
-                return DifferentiableGradient(program.place(call), _is_of_model(case))
-        return None
+        if not _goes_round_by_gradient(case):
+            return None
+        calls = [
+            (at, is_sure)
+            for program in case.programs
+            for call, is_sure in _asking_calls(program, program.tree, case.programs)
+            if (at := program.place(call)) is not None
+        ]
+        sure = [at for at, is_sure in calls if is_sure]
+        if sure and _has_own_graph(case):
+            return DifferentiableGradient(sure[0], _is_of_model(case))
+        # The cycle says what it is: the one call that may ask for it did.
+        return DifferentiableGradient(calls[0][0], _is_of_model(case)) if len(calls) == 1 else None
 
     def advice(self, cause: DifferentiableGradient, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the call says all
         """Drop the gradients when they have been used, or do not store them in the leaves."""
@@ -88,29 +99,48 @@ def _is_of_model(case: Case) -> bool:
     return bool(case.links & {LinkKind.PARAMETER, LinkKind.MODULE_ATTRIBUTE})
 
 
-def _calls(place: Place) -> Iterator[ast.Call]:
+def _calls(place: Place, programs: Sequence[Program]) -> Iterator[ast.Call]:
     """``backward(create_graph=True)`` in a statement's function."""
-    yield from _calls_within(place.program, place.scope)
+    for call, is_sure in _asking_calls(place.program, place.scope, programs):
+        if is_sure:
+            yield call
 
 
-def _calls_within(program: Program, scope: ast.AST) -> Iterator[ast.Call]:
-    """Such calls in a part of a file; also by a variable, or by a dict of keyword arguments."""
-    for call in calls_in(scope, "backward"):
+def _asking_calls(
+    program: Program, scope: ast.AST, programs: Sequence[Program]
+) -> Iterator[tuple[ast.Call, bool]]:
+    """Such calls in a part of a file, also by a variable, or by a dict of keyword arguments.
+
+    Each with whether what it is given is true; of others nothing is known but that it is not false.
+    """
+    for call in calls_in(scope, *_LEARNING, _PARTIAL):
         place = program.place(call)
-        if place is None:
+        of_others = called_name(call) == _PARTIAL and not _is_of_backward(call)
+        if place is None or of_others:
             continue
         setting = keyword(call, _SETTING) or _by_position(call)
-        unpacked = [
-            value
-            for one in call.keywords
-            if one.arg is None
-            for settings in _meanings(place, one.value)
-            for key, value in written_entries(settings)
-            if isinstance(key, ast.Constant) and key.value == _SETTING
-        ]
-        settings = [setting] if setting is not None else unpacked
-        if any(_is_true(one) for value in settings for one in _meanings(place, value)):
-            yield call
+        settings = [(place, setting)] if setting is not None else []
+        for one in call.keywords if setting is None else ():
+            written = meanings(place, one.value, programs) if one.arg is None else ()
+            settings += [
+                (at, value)
+                for at, entries in written
+                for key, value in written_entries(entries)
+                if isinstance(key, ast.Constant) and key.value == _SETTING
+            ]
+        if any(may_be_true(at, value, programs) for at, value in settings):
+            yield call, True
+        elif settings and not all(_is_off(value) for _, value in settings):
+            yield call, False
+
+
+def _is_of_backward(call: ast.Call) -> bool:
+    """``partial(torch.autograd.backward, …)``."""
+    return bool(call.args) and last_name(ast.unparse(call.args[0])) in _LEARNING
+
+
+def _is_off(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and not value.value
 
 
 def _by_position(call: ast.Call) -> ast.expr | None:
@@ -124,15 +154,11 @@ def _by_position(call: ast.Call) -> ast.expr | None:
     return call.args[at] if is_known and len(call.args) > at else None
 
 
-def _meanings(place: Place, value: ast.expr) -> list[ast.expr]:
-    """What a name or an attribute is bound to; of another expression itself."""
-    if isinstance(value, (ast.Name, ast.Attribute)):
-        return [one for one in values_of(place, ast.unparse(value)) if one is not None]
-    return [value]
-
-
-def _is_true(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and value.value is True
+def _goes_round_by_gradient(case: Case) -> bool:
+    """Whether a chain has a gradient, a graph, and a cycle that C++ owns a part of."""
+    kinds = [{link.kind for link in holder.links} for holder in case.finding.holders]
+    wanted = {LinkKind.GRAD, LinkKind.CPP_CYCLE}
+    return any(wanted <= one and bool(THROUGH_GRAPH & one) for one in kinds)
 
 
 def _has_own_graph(case: Case) -> bool:
@@ -153,7 +179,8 @@ def _called(case: Case) -> Iterator[tuple[Place, ast.Call]]:
             for function in place.program.functions(one.func.id):
                 within = place.program.place(function.body[0])
                 if within is not None:
-                    yield from ((within, call) for call in _calls(within))
+                    calls = _calls(within, case.programs)
+                    yield from ((within, call) for call in calls)
 
 
 def _lines(call: ast.Call) -> range:

@@ -11,12 +11,14 @@ from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case, says
 from memprof.rules.containers import is_of_key
 from memprof.rules.rule import Advice, Cause, GrowthRule
-from memprof.source_code.idioms import memoizer
+from memprof.source_code.idioms import last_name, memoizer
 from memprof.source_code.patch import diff, replaced
-from memprof.source_code.program import Place
+from memprof.source_code.program import FUNCTIONS, Place, bound_names, calls_in
+from memprof.source_code.scopes import qualified_name
 
 __all__ = ["RULE"]
 
+_MEMOIZING = frozenset(("functools.cache", "functools.lru_cache"))
 _LARGEST, _SMALLEST = 128, 8
 """Entries: the default of ``functools.lru_cache``; and those of a cache that is one still."""
 _OF_GROWTH = 8
@@ -29,13 +31,19 @@ class FunctionCache(Cause):
 
     holder: Holder
     place: Place | None
-    """Where the function is defined; None where its file is not here."""
+    """Where the function is defined, or wrapped by a call; None where its file is not here."""
     decorator: ast.expr | None
+    """Or what is called with the function: ``functools.cache`` of ``table = cache(_table)``."""
 
     @property
     def is_method(self) -> bool:
         """Its keys hold the object, too."""
-        return self.place is not None and self.place.class_ is not None
+        function = self.place.statement if self.place is not None else None
+        class_ = self.place.class_ if self.place is not None else None
+        if not isinstance(function, FUNCTIONS) or class_ is None or function not in class_.body:
+            return False
+        decorators = {last_name(ast.unparse(one)) for one in function.decorator_list}
+        return not decorators & {"classmethod", "staticmethod"}
 
 
 class FunctoolsCache(GrowthRule[FunctionCache]):
@@ -52,7 +60,11 @@ class FunctoolsCache(GrowthRule[FunctionCache]):
         if holder is None:
             return None
         place = case.link_place(LinkKind.LRU_CACHE) or case.place_of(holder)
-        return FunctionCache(holder, place, memoizer(place))
+        decorator = memoizer(place)
+        wrapping = _wrapping(case, holder, place) if decorator is None else None
+        if wrapping is not None:
+            return FunctionCache(holder, *wrapping)
+        return FunctionCache(holder, place, decorator)
 
     def advice(self, cause: FunctionCache, case: Case) -> Iterator[Advice]:
         """Give it a largest size, or empty it."""
@@ -93,6 +105,38 @@ class FunctoolsCache(GrowthRule[FunctionCache]):
             line,
             otherwise=True,
         )
+
+
+def _wrapping(case: Case, holder: Holder, place: Place | None) -> tuple[Place, ast.expr] | None:
+    """The only statement that makes a cache by a call with the function, and what it calls.
+
+    ``table = functools.cache(_table)``. A bound method has no name in the chain, but what holds the
+    cache has.
+    """
+    at = next(n for n, link in enumerate(holder.links) if link.kind is LinkKind.LRU_CACHE)
+    function = holder.links[at].name.rpartition(".")[2]
+    attribute = last_name(holder.links[at - 1].name) if at else ""
+    own = [place.program] if place is not None else []
+    wraps = {
+        id(call): (where, call.func)
+        for program in (*own, *case.programs)
+        for call in calls_in(program.tree)
+        if len(call.args) == 1 and isinstance(call.args[0], (ast.Attribute, ast.Name))
+        if (where := program.place(call)) is not None and _makes_cache(where, call.func)
+        if last_name(ast.unparse(call.args[0])) == function
+        or (not function and attribute in _names_bound(where))
+    }
+    return next(iter(wraps.values())) if len(wraps) == 1 else None
+
+
+def _names_bound(place: Place) -> set[str]:
+    return {last_name(ast.unparse(target)) for target in bound_names(place.statement)}
+
+
+def _makes_cache(place: Place, function: ast.expr) -> bool:
+    """Whether what is called is ``functools.cache``, or what ``lru_cache(maxsize=…)`` returns."""
+    made_by = function.func if isinstance(function, ast.Call) else function
+    return qualified_name(place, made_by) in _MEMOIZING
 
 
 def _size(case: Case) -> int:

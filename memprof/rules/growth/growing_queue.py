@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memprof.rules.case import Case
-from memprof.rules.queues import bounded, queue_at, queue_made_at, queue_name
+from memprof.rules.queues import bounded, has_one_thread, queue_at, queue_made_at, queue_name
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.program import Place
 
@@ -41,9 +41,10 @@ class GrowingQueue(GrowthRule[Waiting]):
                 return Waiting(name, holder.links[at + 1].length, place)
         return None
 
-    def advice(self, cause: Waiting, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the queue says all
-        """Let what fills it wait."""
-        yield bounded(cause.name, cause.items, cause.place)
+    def advice(self, cause: Waiting, case: Case) -> Iterator[Advice]:
+        """Let what fills it wait, where another thread takes out."""
+        of_one_thread = has_one_thread(case.everywhere, cause.name)
+        yield bounded(cause.name, cause.items, cause.place, of_one_thread=of_one_thread)
 
 
 RULE = GrowingQueue()

@@ -11,7 +11,9 @@ from memprof.reference_chain import Link, LinkKind
 from memprof.rules.case import NO_FIGURE, Case, says
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.source_code.idioms import growing, last_name
-from memprof.source_code.program import Place, assigned, bound_names, called_name, own_calls
+from memprof.source_code.program import Place, bound_names, called_name, own_calls
+from memprof.source_code.scopes import parameters, qualified_name
+from memprof.source_code.stored_values import stored_name, stores
 
 __all__ = ["RULE"]
 
@@ -41,6 +43,8 @@ class Name(Cause):
     """What the statement copies deeply, with all that the name holds by then: ``self``."""
     is_of_items: bool = False
     """It is an attribute or an entry of what a container has: ``sample.features``."""
+    is_cached: bool = False
+    """`functools.cached_property` sets it."""
 
     @property
     def is_attribute(self) -> bool:
@@ -68,6 +72,7 @@ class KeptAttribute(GrowthRule[Name]):
             if setting is not None:
                 return setting
             place = case.place_of(holder) or _by_name_of_module(case, holder)
+            place = _of_parameter(place, holder) or place
             if place is not None:
                 names = bound_names(place.statement)
                 return Name(holder, place, ast.unparse(names[0]) if names else "")
@@ -96,6 +101,15 @@ class KeptAttribute(GrowthRule[Name]):
         if cause.holder is None:
             why = "It outlives its step; drop the last reference to it."
             yield Advice("del_ref", why, cause.place, otherwise=True)
+            return
+        if cause.is_cached:
+            yield Advice(
+                "del_ref",
+                f"`{cause.name}` is a `cached_property`, which stays with each item, and all of "
+                f"them stay: {says(cause.holder)}. Make it a plain `property`, or `del` it of the "
+                "item when it is done with.",
+                cause.place,
+            )
             return
         if cause.is_of_items:
             yield Advice(
@@ -141,9 +155,17 @@ def _setting(case: Case, holder: Holder) -> Name | None:
     # Of an object with a mapping of its own for attributes they are its keys.
     inner = holder.links[kinds.index(LinkKind.ITEM) + 1 :]
     names = {link.name.strip("'\""): link for link in inner if link.kind in _NAMED}
+    attributes = [name for name, link in names.items() if link.kind is LinkKind.ATTRIBUTE]
+    attribute = attributes[0] if len(attributes) == 1 else ""
     for _, place in case.frames:
-        for at, target in _stores(place):
-            link = names.get(_stored_name(target))
+        lazy = _cached_property(place)
+        if lazy in names and _is_of_old_item(case, holder, place, names[lazy]):
+            at = place.program.place(place.function or place.statement)
+            return Name(holder, at, f"self.{lazy}", is_of_items=True, is_cached=True)
+        for at, stored in stores(place, case.programs):
+            is_unnamed = isinstance(stored, ast.Attribute) and not stored.attr
+            target = ast.Attribute(stored.value, attribute) if is_unnamed else stored  # type: ignore[attr-defined]
+            link = names.get(stored_name(target))
             if link is not None and (
                 not _is_own(target) or _is_of_old_item(case, holder, at, link)
             ):
@@ -151,25 +173,13 @@ def _setting(case: Case, holder: Holder) -> Name | None:
     return None
 
 
-def _stores(place: Place) -> Iterator[tuple[Place, ast.expr]]:
-    """What a statement binds, and then what its function assigns the variables that it binds."""
-    targets = bound_names(place.statement)
-    yield from ((place, target) for target in targets)
-    names = {target.id for target in targets if isinstance(target, ast.Name)}
-    for node in ast.walk(place.scope) if names else ():
-        at = place.program.place(node) if isinstance(node, ast.Assign) else None
-        if at is not None and at.scope is place.scope:
-            for target, value in assigned(node):
-                if isinstance(value, ast.Name) and value.id in names:
-                    yield at, target
-
-
-def _stored_name(target: ast.expr) -> str:
-    """``hidden`` of ``sample.hidden`` and of ``sample.extra["hidden"]``; else empty."""
-    if isinstance(target, ast.Attribute):
-        return target.attr
-    key = target.slice if isinstance(target, ast.Subscript) else None
-    return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else ""
+def _cached_property(place: Place) -> str:
+    """The name under which an object keeps what a function returns; empty where it does not."""
+    function = place.function
+    decorators = function.decorator_list if function is not None else []
+    names = [qualified_name(place, one) for one in decorators]
+    is_cached = function is not None and "functools.cached_property" in names
+    return function.name if function is not None and is_cached else ""
 
 
 def _is_own(target: ast.expr) -> bool:
@@ -202,6 +212,19 @@ def _is_of_old_item(case: Case, holder: Holder, place: Place, link: Link) -> boo
         for base in class_.bases
     }
     return place.class_.name in {class_name, *bases}
+
+
+def _of_parameter(place: Place | None, holder: Holder) -> Place | None:
+    """The function that is handed what it holds by a parameter; None where a statement names it.
+
+    The line of such a holder is the one at which the function was then.
+    """
+    function = place.function if place is not None else None
+    name = holder.links[0].name if holder.links and holder.links[0].kind is LinkKind.LOCAL else ""
+    if place is None or function is None or name not in parameters(function):
+        return None
+    names = {node.id for node in ast.walk(place.statement) if isinstance(node, ast.Name)}
+    return None if name in names else place.program.place(function)
 
 
 def _by_name_of_module(case: Case, holder: Holder) -> Place | None:

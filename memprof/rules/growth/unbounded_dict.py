@@ -25,6 +25,8 @@ from memprof.source_code.program import Place, calls_in
 __all__ = ["RULE"]
 
 _WITH_FACTORY = "defaultdict"
+_FAR_MORE = 8
+"""Times that something came, for each entry at a search: that may be made when a few have come."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,15 +107,24 @@ def _default_entries(case: Case) -> DefaultEntries | None:
         name = holder.links[at - 1].name if at else ""
         if not name or any(kinds[at + 1 :]):  # what grows in an entry is no new one
             continue
+        if 0 <= _FAR_MORE * holder.links[at].length < case.finding.growth.times:
+            continue  # nor where far fewer entries were there than came
         for (factory, _), (_, place) in pairwise(case.frames):
             if calls_in(place.statement, factory.name.rpartition(".")[2]):
                 continue  # by the statement itself, which hands on what is made there
-            for node in ast.walk(place.statement):
+            for node in _own_nodes(place.statement):
                 if not isinstance(node, ast.Subscript) or not isinstance(node.ctx, ast.Load):
                     continue
                 if last_name(ast.unparse(node.value)) == name:
                     return DefaultEntries(holder, place, node)
     return None
+
+
+def _own_nodes(statement: ast.stmt) -> Iterator[ast.AST]:
+    """The nodes of a statement itself, none of those that stand in its body."""
+    for part in ast.iter_child_nodes(statement):
+        if isinstance(part, ast.expr):
+            yield from ast.walk(part)
 
 
 RULE = UnboundedDict()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from memprof.rules.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.rules.waste.copy_of_model import are_copies
-from memprof.source_code.program import Place, called_name, place_of
+from memprof.source_code.copied_parameters import Copied, copied_parameters, keeps_in_step
+from memprof.source_code.program import place_of
 from memprof.trace import Category
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Ints, Window
@@ -22,11 +22,6 @@ __all__ = ["RULE"]
 
 _LEAST_SHARE = 0.1
 """Of the peak, in copies of what is frozen."""
-_PARAMETERS = frozenset(("named_parameters", "parameters"))
-_COPYING = frozenset(("clone", "deepcopy"))
-_FILTER = "requires_grad"
-_AVERAGE = "AveragedModel"
-"""It copies the module that it is given by `copy.deepcopy`, and averages all of its parameters."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,8 +30,8 @@ class FrozenCopies(Match):
 
     copied: int = 0
     """Bytes."""
-    of_module: bool = False
-    """A whole module is copied, as `torch.optim.swa_utils.AveragedModel` does."""
+    by: Copied = Copied.PARAMETERS
+    """What the statement copies."""
 
 
 class CopiedFrozen(WasteRule[FrozenCopies]):
@@ -50,29 +45,31 @@ class CopiedFrozen(WasteRule[FrozenCopies]):
         """Copies of all parameters, by a statement that goes through them without a condition."""
         if len(window.steps) < FEWEST_STEPS or window.peak.event < 0:
             return
-        requested = window.lives.requested
         for site in window.large_sites(window.at_peak, _LEAST_SHARE):
-            place = place_of(window.owners.sites.frames[site])
-            if place is None or not (_copies_all(place) or _averages(place)):
-                continue
-            # A validation with the average may have put the copies into the model.
             copies = window.at_peak & (window.site == site)
+            # A validation with the average may have put the copies into the model.
             parameters = window.at_peak & (window.category == Category.PARAMETER) & ~copies
-            own = np.flatnonzero(copies)
-            every = Counter(requested[parameters].tolist())
-            if not every or not are_copies(Counter(requested[own].tolist()), every):
+            every = Counter(window.lives.requested[parameters].tolist())
+            own = Counter(window.lives.requested[copies].tolist())
+            is_whole = bool(every) and are_copies(own, every)
+            copied = _copied(window, window.largest(copies)) if is_whole else None
+            if copied is None:
                 continue
-            rows = _alike(window, own, _frozen(window, parameters))
-            nbytes = int(window.lives.size[rows].sum())
-            if window.share(nbytes) < _LEAST_SHARE or len(rows) == len(own):
+            frozen = _frozen(window, parameters)
+            rows = _alike(window, window.site == site, every, frozen)
+            if copied is Copied.MODULE:  # it may be what is trained
+                rows = rows[~np.isin(window.module[rows], _trained(window))]
+            there = rows[window.at_peak[rows]]
+            nbytes = int(window.lives.size[there].sum())
+            if window.share(nbytes) < _LEAST_SHARE or len(there) == sum(own.values()):
                 continue
             yield FrozenCopies(
-                row=int(rows[window.lives.size[rows].argmax()]),
-                rows=rows,
+                row=int(there[window.lives.size[there].argmax()]),
+                rows=there,
                 nbytes=nbytes,
                 saving=window.replayed(window.whole(rows)),
-                copied=int(window.lives.size[own].sum()),
-                of_module=_averages(place),
+                copied=window.bytes_of(copies),
+                by=copied,
             )
             return
 
@@ -82,55 +79,78 @@ class CopiedFrozen(WasteRule[FrozenCopies]):
 
     def advice(self, match: FrozenCopies, case: Case) -> Iterator[Advice]:
         """Copy what is trained."""
-        if match.of_module:
-            why = (
-                f"{format_bytes(match.nbytes)} of the {format_bytes(match.copied)} that are copied "
-                "are of frozen parameters, which stay as they are: average what is trained alone "
-                "(`AveragedModel(model.part)`), or have the copy share the rest with the model."
-            )
-            yield Advice("copy_trained", why, case.site)
-            return
         why = (
             f"{format_bytes(match.nbytes)} of the {format_bytes(match.copied)} that are copied are "
-            "of frozen parameters, which stay as they are: copy those with `requires_grad` alone."
+            "of frozen parameters, which stay as they are: "
         )
-        yield Advice("copy_trained", why, case.site, typed="if p.requires_grad")
+        if match.by is Copied.PARAMETERS:
+            why += "copy those with `requires_grad` alone."
+            yield Advice("copy_trained", why, case.site, typed="if p.requires_grad")
+            return
+        why += {
+            Copied.AVERAGE: (
+                "average what is trained alone (`AveragedModel(model.part)`), or have the copy "
+                "share the rest with the model."
+            ),
+            Copied.MODULE: (
+                "have the copy share these with the model (`copied.part = model.part`), and change "
+                "what is trained alone."
+            ),
+            Copied.STATE: (
+                "copy the rest of the state alone (`frozen = {n for n, p in "
+                "model.named_parameters() if not p.requires_grad}`), and load it with "
+                "`strict=False`."
+            ),
+        }[match.by]
+        yield Advice("copy_trained", why, case.site)
+
+
+def _copied(window: Window, row: int) -> Copied | None:
+    """What the statement that made a tensor copies; None for other statements.
+
+    A copy by `deepcopy` counts where the program keeps a module in step with another.
+    """
+    frame = window.frame_of(row)
+    frames = window.user_frames(window.stack(row))
+    places = [place_of(one) for one in frames[frames.index(frame) if frame in frames else 0 :]]
+    if not places or places[0] is None:
+        return None
+    copied = copied_parameters(places[0], [one for one in places[1:] if one is not None])
+    if copied is Copied.MODULE and not keeps_in_step(window.programs):
+        return None
+    return copied
+
+
+def _trained(window: Window) -> Ints:
+    """The modules that have gradients or states."""
+    of_training = np.isin(window.category, (Category.GRADIENT, Category.OPTIMIZER_STATE))
+    return np.unique(window.module[of_training & (window.module > 0)])
 
 
 def _frozen(window: Window, parameters: Bools) -> Ints:
     """Those of modules that have neither gradients nor states, where others do; else none."""
-    of_training = np.isin(window.category, (Category.GRADIENT, Category.OPTIMIZER_STATE))
-    trained = np.unique(window.module[of_training & (window.module > 0)])
-    frozen = np.flatnonzero(parameters & ~np.isin(window.module, trained))
-    is_known = (parameters & np.isin(window.module, trained)).any()
-    return frozen if is_known else frozen[:0]
+    is_trained = np.isin(window.module, _trained(window))
+    frozen = np.flatnonzero(parameters & ~is_trained)
+    return frozen if (parameters & is_trained).any() else frozen[:0]
 
 
-def _alike(window: Window, copies: Ints, frozen: Ints) -> Ints:
-    """As many of the copies as there are frozen parameters of their sizes, the largest first."""
-    left = Counter(window.lives.requested[frozen].tolist())
+def _alike(window: Window, copies: Bools, every: Counter[int], frozen: Ints) -> Ints:
+    """The copies of frozen parameters, by their sizes.
+
+    Of so many copies of a size as a model has parameters of it, as many as are frozen there.
+    """
+    requested = window.lives.requested
+    of_frozen = Counter(requested[frozen].tolist())
+    place: Counter[int] = Counter()
     rows: list[int] = []
-    for row in copies.tolist():
-        size = int(window.lives.requested[row])
-        if left[size] > 0:
-            left[size] -= 1
+    for row in np.flatnonzero(copies).tolist():
+        size = int(requested[row])
+        if size not in every:
+            continue
+        if place[size] % every[size] < of_frozen[size]:
             rows.append(row)
+        place[size] += 1
     return np.array(rows, dtype=np.int64)
-
-
-def _copies_all(place: Place) -> bool:
-    """Whether a statement copies each of all parameters, and asks nothing of them."""
-    nodes = list(ast.walk(place.statement))
-    names = {called_name(node) for node in nodes if isinstance(node, ast.Call)}
-    asks = any(isinstance(node, ast.Attribute) and node.attr == _FILTER for node in nodes)
-    loops = [node.generators for node in nodes if isinstance(node, (ast.DictComp, ast.ListComp))]
-    is_chosen = any(one.ifs for generators in loops for one in generators)
-    return bool(loops and names & _PARAMETERS and names & _COPYING) and not (asks or is_chosen)
-
-
-def _averages(place: Place) -> bool:
-    """Whether a statement makes an average of a whole module."""
-    return any(called_name(node) == _AVERAGE for node in ast.walk(place.statement))
 
 
 RULE = CopiedFrozen()

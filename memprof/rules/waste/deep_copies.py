@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.rules.case import Case
+from memprof.rules.copied_objects import copied_source, made_by_copying, sized_as_models
 from memprof.rules.lifespan import stays_near_peak
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.frame_kind import is_copy_module
-from memprof.source_code.program import Place, assigned, calls_in, place_of
+from memprof.source_code.program import Place, assigned, place_of
 from memprof.trace import Category
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Ints, Window
@@ -23,8 +23,6 @@ _LEAST_SHARE = 0.2
 """Of the peak, in all copies."""
 _FEWEST = 3
 """Of one size: one copy may well be meant."""
-_COPY = "deepcopy"
-_OF_MODELS = (Category.PARAMETER, Category.BUFFER, Category.GRADIENT, Category.OPTIMIZER_STATE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,13 +45,12 @@ class DeepCopiesRule(WasteRule[DeepCopies]):
         """Several that a deep copy made in one size and that stay, beside what they are made of."""
         lives = window.lives
         staying = stays_near_peak(window) & window.at_peak
-        of_models = np.isin(window.category, _OF_MODELS)
-        staying &= ~np.isin(lives.requested, np.unique(lives.requested[of_models]))
-        by_copying = _made_by_copying(window) & ~window.has_owner
+        staying &= ~sized_as_models(window)
+        by_copying = made_by_copying(window) & ~window.has_owner
         copied = staying & by_copying
         for site in window.large_sites(copied, _LEAST_SHARE):
             place = place_of(window.owners.sites.frames[site])
-            source = _source(place) if place is not None else ""
+            source = copied_source(place) if place is not None else ""
             rows = _of_one_size(window, np.flatnonzero(copied & (window.site == site)))
             if not source or not len(rows):
                 continue
@@ -107,7 +104,7 @@ def _of_the_best(window: Window, by_copying: Bools, others: Bools) -> Iterator[D
     weights = np.unique(lives.requested[window.category == Category.PARAMETER])
     for site in window.large_sites(copied & window.at_peak, _LEAST_SHARE):
         place = place_of(window.owners.sites.frames[site])
-        source = _source(place) if place is not None and _is_of_the_best(place) else ""
+        source = copied_source(place) if place is not None and _is_of_the_best(place) else ""
         of_site = by_copying & (window.site == site)
         # The copied model may not have been called yet: then its weights are known by their sizes.
         if not source or (of_site & np.isin(lives.requested, weights)).sum() < _FEWEST:
@@ -138,21 +135,6 @@ def _is_of_the_best(place: Place) -> bool:
                 if {ast.unparse(target), text} == sides:
                     return True
     return False
-
-
-def _made_by_copying(window: Window) -> Bools:
-    """Per lifetime: whether Python's module for copies made it."""
-    stacks = map(window.trace.stack, range(len(window.trace.tables.stacks)))
-    by_copy = [any(is_copy_module(frame.filename) for frame in stack) for stack in stacks]
-    of_copies: Bools = np.array(by_copy, dtype=bool)[window.lives.stack]
-    return of_copies
-
-
-def _source(place: Place) -> str:
-    """The name whose object a statement copies."""
-    calls = [call for call in calls_in(place.statement, _COPY) if call.args]
-    value = calls[0].args[0] if len(calls) == 1 else None
-    return ast.unparse(value) if isinstance(value, (ast.Name, ast.Attribute)) else ""
 
 
 def _of_one_size(window: Window, rows: Ints) -> Ints:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -12,11 +14,19 @@ from memprof.rules.case import Case
 from memprof.rules.forward_passes import runs_within
 from memprof.rules.graph_lines import calling_place, is_forward, under_no_grad
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.rules.source_facts import serves_training
+from memprof.rules.source_facts import lines_of_training
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.source_code.program import Place, called_name, calls_in, place_of
+from memprof.source_code.program import (
+    Place,
+    bound_names,
+    called_name,
+    calls_in,
+    loaded_names,
+    place_of,
+    root_name,
+)
 from memprof.source_code.torch_modes import without_gradients
-from memprof.trace import Action, Phase
+from memprof.trace import THREAD, Action, Category, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Ints, Window
 
@@ -24,6 +34,11 @@ __all__ = ["LEAST_SPREAD", "RULE"]
 
 _LEAST_MODULES = 3
 """Modules that keep something: fewer are a result that is used, and no graph."""
+_LEAST_TENSORS = 3
+"""Of one module, which calls functions (`F.relu(self.conv(x))`): fewer are what it returns."""
+_AS_IN_TRAINING = 0.9
+"""Of the tensors that backward passes free where the same lines train: they are kept here, too.
+Without a graph all but what the model returns would be gone."""
 _OF_MANY_STEPS = 32
 """Tensors of one pass that fewer modules keep: a recurrent layer goes through a sequence."""
 _LEAST_KEPT = 0.4
@@ -51,15 +66,27 @@ _LEAST_KEPT_BY_ALL = 0.15
 """Of the bytes, where they are kept all over the model: operators have buffers of their own."""
 
 
-class EvaluationGraph(WasteRule[Match]):
+@dataclass(frozen=True, slots=True, eq=False)
+class UnusedGraph(Match):
+    """What waits, and where its pass ran."""
+
+    in_thread: bool = False
+    """In a thread that the program has begun."""
+
+
+class EvaluationGraph(WasteRule[UnusedGraph]):
     """An evaluation with gradients on: modules save what a backward pass would need."""
 
     name = "evaluation-graph"
     summary = "a forward pass without a backward pass keeps its activations"
     fixes = ("no_grad", "inference_mode")
 
-    def matches(self, window: Window) -> Iterator[Match]:
+    def matches(self, window: Window) -> Iterator[UnusedGraph]:
         """Forward passes with gradients on, which no backward pass follows before the next."""
+        of_threads = list(_in_threads(window))
+        if of_threads:
+            yield from of_threads
+            return
         lives = window.lives
         graph_rows: list[int] = []
         ends: list[int] = []
@@ -82,9 +109,10 @@ class EvaluationGraph(WasteRule[Match]):
                 continue
             by_all = _is_kept_by_all(window, rows, alive)
             pass_bytes = int(lives.size[rows].sum())
-            rows = alive if by_all else alive[brief[alive]]
+            whole, rows = rows, alive if by_all else alive[brief[alive]]
             modules = set(window.module[rows].tolist()) - {0}
-            if len(modules) < _LEAST_MODULES and not (modules and len(rows) >= _OF_MANY_STEPS):
+            is_graph = len(modules) >= _LEAST_MODULES or len(rows) >= _OF_MANY_STEPS
+            if not modules or not (is_graph or _is_as_in_training(window, whole, rows)):
                 continue
             least = _LEAST_KEPT_BY_ALL if by_all else _LEAST_KEPT
             kept = lives.size[rows].sum()
@@ -106,42 +134,79 @@ class EvaluationGraph(WasteRule[Match]):
                 ends += lives.alloc[rows[1:]].tolist()
         yield _match(window, np.array(graph_rows, dtype=np.int64), np.array(ends))
 
-    def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same
+    def title(self, match: UnusedGraph) -> str:  # noqa: ARG002 - every match reads the same
         """Say what they wait for."""
         return "are activations that a forward pass keeps for a backward pass that never comes"
 
-    def advice(self, match: Match, case: Case) -> Iterator[Advice]:
+    def advice(self, match: UnusedGraph, case: Case) -> Iterator[Advice]:
         """Run it under `no_grad`."""
         nbytes = format_bytes(match.nbytes)
         why = f"{nbytes} of activations wait for a backward pass that does not come."
-        place = _beside_training(case)
+        if match.in_thread:
+            why += " Each thread has gradients on until it turns them off itself."
+        first = calling_place(case)
+        place = _beside_training(case, first)
         if match.tentative:
             why = f"{why} This line trains as well: it is for the library that it calls to do."
-            yield Advice("no_grad", why, place)
+            yield Advice("no_grad", why, place or first)
+            return
+        if place is None and first is not None:
+            test = _learns_if(first)
+            condition = ast.unparse(test) if test is not None else "…"
+            how = "turn gradients on there where a backward pass follows, and off where none does"
+            yield Advice(
+                "no_grad",
+                f"{why} This line trains as well: {how}.",
+                first,
+                typed=f"with torch.set_grad_enabled({condition}):",
+            )
             return
         yield Advice("no_grad", why, place, patch=under_no_grad(case))
         more = f"{why} Inference mode saves a little more."
         yield Advice("inference_mode", more, place)
 
 
-def _beside_training(case: Case) -> Place | None:
-    """The statement that calls the model, or what leads to it where training comes by that, too.
+def _beside_training(case: Case, first: Place | None) -> Place | None:
+    """The ``first`` statement on the way to the model that training does not come by.
 
-    One that only such passes come by: a function fills a pool with what the model makes, by the
-    method that makes batches for training. The first, where there is none.
+    It calls the model; or a function that fills a pool by the method that makes batches for
+    training. None, where training comes by all of them.
     """
-    first = calling_place(case)
-    places = [place for _, place in case.frames]
-    at = next((at for at, place in enumerate(places) if place is first), len(places))
-    beside = (
-        place
-        for place in places[at:]
-        if place.function is not None and not serves_training(case, place)
-    )
-    return next(beside, first)
+    lines, frames = lines_of_training(case.window), case.frames
+    at = next((at for at, (_, place) in enumerate(frames) if place is first), len(frames))
+    return next((place for frame, place in frames[at:] if frame not in lines), None)
 
 
-def _match(window: Window, rows: Ints, ends: Ints, *, rises: bool = False) -> Match:
+def _learns_if(place: Place) -> ast.expr | None:
+    """On which condition a backward pass follows a statement in its function: ``phase == "train"``.
+
+    None where there is none, or it is not known yet at the statement.
+    """
+    for call in calls_in(place.scope, *_LEARNING):
+        below = place.program.place(call)
+        if below is None or below.line <= place.line or below.scope is not place.scope:
+            continue
+        branches = [
+            node
+            for node in below.around
+            if isinstance(node, ast.If)
+            and node not in place.around
+            and any(below.statement in ast.walk(one) for one in node.body)
+        ]
+        if branches:
+            test = branches[0].test
+            between = (
+                target
+                for node in ast.walk(place.scope)
+                if isinstance(node, ast.stmt) and place.line <= node.lineno < test.lineno
+                for target in bound_names(node)
+            )
+            is_known = loaded_names(test).isdisjoint(map(root_name, between))
+            return test if is_known and not calls_in(test) else None
+    return None
+
+
+def _match(window: Window, rows: Ints, ends: Ints, *, rises: bool = False) -> UnusedGraph:
     """Activations, each with the event by which it could have gone."""
     saving = window.replayed(window.ended_at(rows, ends))
     mask = np.zeros(len(window.lives), dtype=bool)
@@ -149,17 +214,49 @@ def _match(window: Window, rows: Ints, ends: Ints, *, rises: bool = False) -> Ma
     row = window.main_site(mask)
     # Then a library calls the model so, and no line of the program can change that.
     is_of_library = _trains_as_well(window, row)
-    return Match(
+    return UnusedGraph(
         row=row,
         rows=rows,
         nbytes=window.bytes_of(mask & window.at_peak) or saving.bytes,
         saving=saving,
         tentative=is_of_library,
         rises=rises and not is_of_library,
+        in_thread=window.trace.tables.labels[
+            int(window.trace.events.label[window.lives.alloc[row]])
+        ].annotation.startswith(THREAD),
     )
 
 
-def _amid_an_evaluation(window: Window, lasting: Sequence[Ints]) -> Iterator[Match]:
+def _in_threads(window: Window) -> Iterator[UnusedGraph]:
+    """What passes in threads of the program's keep until they are over, where none learns.
+
+    Passes of several threads lie among one another, so they are not told apart. Without a graph
+    what a layer made goes within the pass, and with one when its result goes, after it.
+    """
+    labels = window.trace.tables.labels
+    in_thread = np.array([label.annotation.startswith(THREAD) for label in labels])
+    if not in_thread.any() or len(_backward_allocs(window)):
+        return
+    lives = window.lives
+    rows = np.flatnonzero((window.phase == Phase.FORWARD) & (window.module > 0) & ~window.has_owner)
+    rows = rows[lives.alloc[rows] >= 0]
+    rows = rows[in_thread[window.trace.events.label[lives.alloc[rows]]]]
+    ended = lives.free[rows] < window.events
+    is_left = ended & (window.freed_by[rows] == Phase.OTHER)
+    # Of what is there at the end the lines tell what would have been left.
+    is_left |= ~ended & np.isin(lives.stack[rows], np.unique(lives.stack[rows[is_left]]))
+    left = rows[is_left]
+    modules, keeping = (set(window.module[one].tolist()) for one in (rows, left))
+    is_spread = len(keeping) >= max(_LEAST_MODULES, LEAST_SPREAD * len(modules))
+    if not is_spread or lives.size[left].sum() < _LEAST_KEPT * lives.size[rows].sum():
+        return
+    if without_gradients(window.stack(int(left[0]))):
+        return
+    # Until the next but one is made: the next may be another thread's.
+    yield _match(window, left[:-2], lives.alloc[left[2:]])
+
+
+def _amid_an_evaluation(window: Window, lasting: Sequence[Ints]) -> Iterator[UnusedGraph]:
     """What passes of several steps keep to the window's end, where nothing learns from them."""
     rows = np.concatenate([np.empty(0, np.int64), *lasting])
     rows = rows[(window.made_in[rows] >= 0) & (window.module[rows] > 0)]
@@ -180,7 +277,7 @@ def _outliving(window: Window, rows: Ints) -> Ints:
     Many later steps had backward passes that freed what they went through, and these were none of
     it: each test of an epoch.
     """
-    learning = np.unique(window.step_of_event[list(_freeing_backwards(window))])
+    learning = np.unique(window.step_of_event[[begins for *_, begins in _learnt_passes(window)]])
     steps = window.made_in[rows]
     later = len(learning) - np.searchsorted(learning, steps, side="right")
     old = rows[later >= _OUTLIVED]
@@ -190,13 +287,13 @@ def _outliving(window: Window, rows: Ints) -> Ints:
     return np.unique(window.lives.stack[old])
 
 
-def _freeing_backwards(window: Window) -> Iterator[int]:
-    """Where backward passes begin that free what the forward pass just before them saved."""
+def _learnt_passes(window: Window) -> Iterator[tuple[int, int, int]]:
+    """First and last event of passes that the backward pass after them frees; where that begins."""
     backward = _backward_allocs(window)
     for first, last in _forward_runs(window):
         at = int(np.searchsorted(backward, last))
         if at < len(backward) and _is_freed(window, (first, last), int(backward[at])):
-            yield int(backward[at])
+            yield first, last, int(backward[at])
 
 
 def _learns_from_nothing(window: Window, rows: Ints) -> bool:
@@ -268,6 +365,41 @@ def _is_kept_by_all(window: Window, rows: Ints, alive: Ints) -> bool:
     return len(frees) > 0 and int(frees[-1]) < window.events and np.ptp(frees) <= 2 * len(alive)
 
 
+def _is_as_in_training(window: Window, rows: Ints, alive: Ints) -> bool:
+    """Whether what is left of a pass is what passes by the same lines keep to learn from it."""
+    if len(alive) < _LEAST_TENSORS:
+        return False
+    lines, made = np.unique(_lines_in_modules(window)[rows], return_counts=True)
+    share = _share_learnt(window)
+    wanted = made * np.array([share.get(line, 0.0) for line in lines.tolist()])
+    left = np.isin(rows, alive)
+    of_line = np.searchsorted(lines, _lines_in_modules(window)[rows[left]])
+    kept = np.minimum(np.bincount(of_line, minlength=len(lines)), wanted)
+    return bool(wanted.any()) and float(kept.sum()) >= _AS_IN_TRAINING * float(wanted.sum())
+
+
+@lru_cache(maxsize=1)
+def _lines_in_modules(window: Window) -> Ints:
+    """Per lifetime a number for the line and the module that made it."""
+    numbers: Ints = window.site.astype(np.int64) * (int(window.module.max()) + 1) + window.module
+    return numbers
+
+
+@lru_cache(maxsize=1)
+def _share_learnt(window: Window) -> dict[int, float]:
+    """By lines of modules: of what they make in training, the share that backward passes free."""
+    alloc = window.lives.alloc
+    mask = np.zeros(len(window.lives), dtype=bool)
+    for first, last, _ in _learnt_passes(window):
+        low, high = np.searchsorted(alloc, [first, last + 1])
+        mask[low:high] = True
+    mask &= window.module > 0
+    learnt = mask & (window.category == Category.ACTIVATION) & (window.freed_by == Phase.BACKWARD)
+    lines, which = np.unique(_lines_in_modules(window)[mask], return_inverse=True)
+    shares = np.bincount(which.reshape(-1), weights=learnt[mask]) / np.bincount(which.reshape(-1))
+    return dict(zip(lines.tolist(), shares.tolist(), strict=True))
+
+
 def _is_little(window: Window, alive: Ints, gone: Bools) -> bool:
     """Whether what has gone of a pass is little of it: its results, and what was made of them."""
     sizes = window.lives.size[alive]
@@ -303,9 +435,29 @@ def _unused_forwards(window: Window) -> Iterator[tuple[int, int, int, bool]]:
 
 
 def _forward_runs(window: Window) -> list[tuple[int, int]]:
-    """First and last event of each forward pass."""
+    """First and last event of each forward pass.
+
+    One ends as well where a model is called again after another one, as the loss's module: between
+    two batches of a list nothing may be allocated.
+    """
     in_module = np.array([bool(label.module) for label in window.trace.tables.labels])
-    return [(first, last) for first, last, _ in runs_within(window, in_module)]
+    _, root_of_label = np.unique(
+        [label.module.partition(".")[0] for label in window.trace.tables.labels],
+        return_inverse=True,
+    )
+    allocs = np.flatnonzero(window.trace.events.action == Action.ALLOC)
+    root = root_of_label.reshape(-1)[window.trace.events.label[allocs]]
+    passes = []
+    for first, last, _ in runs_within(window, in_module):
+        low, high = np.searchsorted(allocs, [first, last + 1])
+        begin, called = low, {int(root[low])}
+        for at in (np.flatnonzero(np.diff(root[low:high])) + low + 1).tolist():
+            if int(root[at]) in called:
+                passes.append((int(allocs[begin]), int(allocs[at - 1])))
+                begin, called = at, set()
+            called.add(int(root[at]))
+        passes.append((int(allocs[begin]), last))
+    return passes
 
 
 def _backward_allocs(window: Window) -> Ints:

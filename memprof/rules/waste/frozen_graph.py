@@ -11,16 +11,20 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.dataflow import Flow, flow_of, flow_of_value
+from memprof.source_code.idioms import keyword
 from memprof.source_code.program import (
+    FUNCTIONS,
     Place,
     Program,
     arguments,
+    bound_names,
     called_name,
     calls_in,
     loaded_names,
+    root_name,
 )
-from memprof.source_code.scopes import parameters, qualified_name
-from memprof.source_code.values import is_new_tensor, values_of
+from memprof.source_code.scopes import Scopes, parameters, qualified_name
+from memprof.source_code.values import values_of
 from memprof.source_code.verbs import LEARNING
 from memprof.trace import Category, Phase
 from memprof.views.window import Ints, Window
@@ -38,8 +42,13 @@ _BACKWARD_HOOKS = (
     *("register_full_backward_pre_hook", "register_multi_grad_hook"),
 )
 """The like of modules, which have gradients of what they return as long as their graph is built."""
-_OF_TENSORS = frozenset(("clone", "detach"))
-"""Methods that a module has not."""
+_OF_MODULES_ALONE = frozenset(
+    (
+        *("children", "eval", "load_state_dict", "modules", "named_parameters", "parameters"),
+        *("state_dict", "train"),
+    )
+)
+"""Methods of modules that a tensor has not."""
 _CHECKPOINTING = frozenset(("checkpoint", "checkpoint_sequential"))
 """Functions of `torch.utils.checkpoint`."""
 _LEAST_SHARE = 0.1
@@ -150,19 +159,84 @@ def _asked_in_vain(programs: Sequence[Program]) -> Iterator[tuple[Place, str]]:
     if not any(map(asks_for_checkpointing, programs)):
         yield from _asked_for_checkpointing(programs)
     for program, node in ((one, node) for one in programs for node in one.nodes):
-        if isinstance(node, ast.Call):
-            place = program.place(node) if _asks_of_copy(node) else None
-            if place is None or _asked_of(place.statement) or _reads_gradients(programs):
-                continue
-            flow = flow_of_value(programs, place, node, through=False)
-        else:
-            name = _asked_of(node)
-            place = program.place(node) if name and isinstance(node, ast.stmt) else None
-            if place is None or _is_parameter(place, name):
-                continue
+        name = _asked_of(node)
+        place = program.place(node) if isinstance(node, (ast.stmt, ast.Call)) else None
+        if place is None or _is_parameter(place, name):
+            continue
+        if name:
             flow = flow_of(programs, place, name, through=False)
-        if not flow.is_lost and not _serves(flow, place):
+        elif not _asked_of(place.statement) and (tensor := _asked_in(place, node)) is not None:
+            if _reads_gradients(programs) or _is_of_module(programs, place, tensor):
+                continue
+            flow = _flow_of_request(programs, place, node, tensor)
+        else:
+            continue
+        if not flow.is_lost and not _serves(flow, place) and not _is_module(flow):
             yield place, ""
+
+
+def _asked_in(place: Place, node: ast.AST) -> ast.expr | None:
+    """The tensor whose gradient is asked for in the midst of a statement, or by an attribute of it.
+
+    ``x.detach().requires_grad_()`` wherever it stands, ``torch.randn(n, requires_grad=True)``, and
+    ``batch["x"].requires_grad = True``.
+    """
+    if isinstance(node, ast.Call):
+        if called_name(node) == "requires_grad_":
+            return (
+                node.func.value if isinstance(node.func, ast.Attribute) and _is_on(node) else None
+            )
+        name = qualified_name(place, node.func)
+        is_tensor = name.startswith("torch.") and not name.endswith(".Parameter")
+        return node if is_tensor and _is_true(keyword(node, "requires_grad")) else None
+    targets = bound_names(node) if isinstance(node, ast.Assign) and _is_true(node.value) else []
+    asking = (one for one in targets if isinstance(one, ast.Attribute))
+    return next((one.value for one in asking if one.attr == "requires_grad"), None)
+
+
+def _flow_of_request(
+    programs: Sequence[Program], place: Place, node: ast.AST, tensor: ast.expr
+) -> Flow:
+    """Where a tensor goes that asks for its gradient in the midst of a statement."""
+    if not isinstance(node, ast.Call):
+        return flow_of(programs, place, ast.unparse(tensor), through=False)
+    flow = flow_of_value(programs, place, node, through=False)
+    if isinstance(tensor, (ast.Name, ast.Subscript, ast.Attribute)):  # it is the same tensor
+        flow.give(tensor, tuple(one for one in place.around if isinstance(one, FUNCTIONS)))
+        flow.follow()
+    return flow
+
+
+def _is_of_module(programs: Sequence[Program], place: Place, tensor: ast.expr) -> bool:
+    """Whether it may be a parameter: a variable of a loop over them, or a module's attribute."""
+    name = root_name(tensor)
+    if name and _is_parameter(place, name):
+        return True
+    if isinstance(tensor, ast.Call):
+        return False
+    if not name or name == "self":
+        return True
+    is_attribute = isinstance(tensor, ast.Attribute)
+    return is_attribute and _is_module(flow_of(programs, place, name, through=False))
+
+
+def _is_module(flow: Flow) -> bool:
+    """Whether what flows is called, or has methods that modules have and tensors have not."""
+    return any(
+        isinstance(node, ast.Call)
+        and (
+            flow.carries(node.func, scopes)
+            if not isinstance(node.func, ast.Attribute)
+            else _is_of_modules(flow, node.func, scopes)
+        )
+        for node, scopes in flow.source.nodes
+    )
+
+
+def _is_of_modules(flow: Flow, function: ast.Attribute, scopes: Scopes) -> bool:
+    if function.attr in _OF_MODULES_ALONE and flow.carries(function.value, scopes):
+        return True
+    return flow.carries(function, scopes)
 
 
 def _asked_for_checkpointing(programs: Sequence[Program]) -> Iterator[tuple[Place, str]]:
@@ -206,18 +280,6 @@ def _asked_by_hook(
             yield place, returned
 
 
-def _asks_of_copy(call: ast.Call) -> bool:
-    """``x.detach().clone().requires_grad_()``: a tensor of its own, and no module."""
-    if called_name(call) != "requires_grad_" or not _is_on(call):
-        return False
-    receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
-    while isinstance(receiver, ast.Call) and isinstance(receiver.func, ast.Attribute):
-        if called_name(receiver) in _OF_TENSORS or is_new_tensor(receiver):
-            return True
-        receiver = receiver.func.value
-    return False
-
-
 def _reads_gradients(programs: Sequence[Program]) -> bool:
     """Whether a gradient is read, or computed, that is not known to be that of a parameter.
 
@@ -237,6 +299,10 @@ def _is_gradient_of_parameter(program: Program, gradient: ast.Attribute) -> bool
     place = program.place(gradient)
     name = gradient.value.id if isinstance(gradient.value, ast.Name) else ""
     return place is not None and bool(name) and _is_parameter(place, name)
+
+
+def _is_true(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Constant) and value.value is True
 
 
 def _is_on(call: ast.Call) -> bool:

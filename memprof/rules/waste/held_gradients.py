@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.gradients_by_hand import reads_gradients, sets_gradient_none
-from memprof.source_code.idioms import keyword
+from memprof.source_code.gradients_by_hand import (
+    gradients_filled,
+    reads_gradients,
+    sets_gradient_none,
+)
+from memprof.source_code.idioms import arguments_named, keyword
 from memprof.source_code.patch import diff, without_keyword
-from memprof.source_code.program import calls_in
+from memprof.source_code.program import Program, calls_in
 from memprof.trace import Category, Phase
 from memprof.units import format_bytes
 from memprof.views.peak_without import Cuts
@@ -24,6 +28,7 @@ __all__ = ["RULE"]
 _LEAST_SHARE = 0.2
 """Of the peak, from which they are a headline: to clear them between a loss and its backward pass
 is what many programs do."""
+_TO_NONE = "set_to_none"
 _MOST_STEPS = 0.6
 """Share of the steps in which it must be so: an evaluation now and then is no habit."""
 
@@ -60,15 +65,26 @@ class HeldGradients(WasteRule[GradientsInTheWay]):
         """Drop them right after the optimizer's step."""
         nbytes = format_bytes(match.nbytes)
         why = f"{nbytes} of gradients lie there while the forward pass builds its activations"
-        calls = list(case.calls("zero_grad"))
+        scopes = [place.scope for _, place in case.frames]
+        # Where gradients are made they are cleared as a rule: of several calls, those come first.
+        calls = sorted(case.calls("zero_grad"), key=lambda one: one[1].scope not in scopes)
         for call, place in calls:
-            value = keyword(call, "set_to_none")
-            if isinstance(value, ast.Constant) and value.value is False:
+            if _fills(call, case.everywhere):
                 yield Advice(
                     "set_to_none",
                     f"{why}: `set_to_none=False` fills them with zeros instead of dropping them.",
                     place,
                     patch=diff(place.program, without_keyword(call, "set_to_none")),
+                )
+                return
+        for program in case.everywhere if _live_on(match, case) or not calls else ():
+            for call, gradient in gradients_filled(program):
+                text = ast.unparse(call)
+                yield Advice(
+                    "set_to_none",
+                    f"{why}: `{text}` fills them with zeros instead of dropping them.",
+                    program.place(call),
+                    typed=f"{ast.unparse(gradient)} = None",
                 )
                 return
         if calls:
@@ -77,6 +93,14 @@ class HeldGradients(WasteRule[GradientsInTheWay]):
             return
         none = f"{why}: nothing drops them; `zero_grad()` after the step."
         yield Advice("set_to_none", none, case.site)
+
+
+def _live_on(match: GradientsInTheWay, case: Case) -> bool:
+    """Whether the gradients live for steps on end: they are filled anew, and never dropped."""
+    window = case.window
+    if window is None or not match.across_steps:
+        return False
+    return float(np.median(window.freed_in[match.rows] - window.made_in[match.rows])) > 1
 
 
 def _of_the_step_before(window: Window) -> Iterator[GradientsInTheWay]:
@@ -136,11 +160,18 @@ def _are_the_programs_own(window: Window) -> bool:
 
 def _are_filled(window: Window) -> bool:
     """Whether the program asks for gradients to be filled with zeros: ``set_to_none=False``."""
-    given = (
-        keyword(call, "set_to_none")
+    return any(
+        _fills(call, window.programs)
         for program in window.programs
         for call in calls_in(program.tree, "zero_grad")
     )
+
+
+def _fills(call: ast.Call, programs: Sequence[Program]) -> bool:
+    """Whether a `zero_grad` is told to fill gradients, by name, by place, or by ``**options``."""
+    given = [keyword(call, _TO_NONE), *call.args[:1]]
+    if any(one.arg is None for one in call.keywords):
+        given += [value for _, value in arguments_named(programs, _TO_NONE)]
     return any(isinstance(one, ast.Constant) and one.value is False for one in given)
 
 
@@ -157,9 +188,11 @@ def _of_the_same_step(window: Window) -> Iterator[GradientsInTheWay]:
     last = np.full(len(steps), -1, dtype=np.int64)
     np.maximum.at(last, which.reshape(-1)[busy], np.flatnonzero(busy))
     step = int(window.step_of_event[peak])
-    if not 0 <= last[np.searchsorted(steps, step)] < peak:
-        return
     begins = _backward_begins(window)
+    if not 0 <= last[np.searchsorted(steps, step)] < peak:
+        step -= 1  # with its optimizer's step a step may be over, and what follows is of the next
+        if not _drops_before_training(window, begins, step):
+            return
     renewed = np.array([begins.get(int(s) + 1, window.events) for s in window.made_in])
     gradients = (window.category == Category.GRADIENT) & (window.phase == Phase.BACKWARD)
     rows = np.flatnonzero(gradients & (window.made_in >= 0) & (lives.free <= renewed))
@@ -177,6 +210,22 @@ def _of_the_same_step(window: Window) -> Iterator[GradientsInTheWay]:
         saving=window.replayed(window.ended_at(rows, last_of[rows])),
         across_steps=False,
     )
+
+
+def _drops_before_training(window: Window, begins: dict[int, int], step: int) -> bool:
+    """Whether a step's gradients are gone before the next training, as those of most steps are.
+
+    They were in no way of that pass: what they were in the way of comes between the two.
+    """
+    lives, ends = window.lives, _forward_ends(window, begins)
+    gradients = (window.category == Category.GRADIENT) & (window.phase == Phase.BACKWARD)
+    dropped = {
+        one: bool((lives.free[gradients & (window.made_in == one)] <= ends[one + 1]).all())
+        for one in np.unique(window.made_in[gradients]).tolist()
+        if one + 1 in ends
+    }
+    is_habit = sum(dropped.values()) >= _MOST_STEPS * len(dropped)
+    return len(dropped) > 1 and is_habit and dropped.get(step, True)
 
 
 def _backward_begins(window: Window) -> dict[int, int]:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.rules.running_variables import still_running, variable_of
-from memprof.source_code.given_attributes import given_attribute
+from memprof.source_code.given_attributes import (
+    GivenAttribute,
+    derived_classes,
+    given_attribute,
+    is_module,
+)
 from memprof.source_code.idle_attributes import idle_attribute
 from memprof.source_code.last_reads import last_read_before, reads_again
 from memprof.source_code.program import Place, Program, calls_in, place_of
 from memprof.source_code.verbs import SAVING
-from memprof.trace import EMPTY, Category, Phase
+from memprof.trace import EMPTY, Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
 
@@ -26,7 +32,24 @@ _LEAST_STEPS = 8
 """In which it is not called: an evaluation may come now and then."""
 _LEAST_SHARE = 0.05
 """Of the peak, that a model has: there may be several."""
+_INIT = "__init__"
+_Names = npt.NDArray[np.str_]
 _OF_TRAINING = (Category.GRADIENT, Category.OPTIMIZER_STATE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Resting:
+    """A model that was called, and is no more."""
+
+    class_names: Collection[str]
+    """What its class may be called where it is made."""
+    rows: Ints
+    ends: Ints
+    """The event after its last call, for each."""
+    calls: Ints
+    """The events in its calls."""
+    around: int = 0
+    """The frames around its `__init__` where others call its parts; 0 where it is called itself."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,8 +64,8 @@ class _Idle:
     """The statement that binds the variable."""
     last_line: int
     """On which the variable is read last."""
-    is_attribute: bool = False
-    """The name is an attribute's, which ``place`` sets; ``last_line`` calls the model last."""
+    given: GivenAttribute | None = None
+    """The attribute, the field or the entry that ``place`` sets; ``last_line`` calls it last."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,21 +84,26 @@ class IdleModel(WasteRule[IdleModels]):
 
     def matches(self, window: Window) -> Iterator[IdleModels]:
         """Parameters of models that nothing trains, calls or reads any more, by their variables."""
-        names = window.owners.module.names
-        root_of = np.array([name.partition(".")[0] for name in names])
+        root_of = np.array([name.partition(".")[0] for name in window.owners.module.names])
         trained = set(root_of[window.module[np.isin(window.category, _OF_TRAINING)]].tolist())
-        parameters = window.at_peak & (window.category == Category.PARAMETER)
-        models = []
-        for root in sorted(set(root_of[window.module[parameters]].tolist()) - trained - {""}):
-            rows = np.flatnonzero(parameters & (root_of[window.module] == root))
-            if window.share(int(window.lives.size[rows].sum())) >= _LEAST_SHARE:
-                idle = _idle(window, root, rows)
-                models += [idle] if idle is not None else []
         if not trained - {""}:
             return
+        resting = _resting(window, root_of, trained | {""})
+        models: list[_Idle] = []
+        is_done = np.zeros(len(window.lives), dtype=np.bool_)
+        for root, part in resting.items():
+            whole = _module_around(window, root_of, resting, root)
+            rests = part if whole is None or not len(whole.rows) else whole
+            if is_done[rests.rows].any() or not _is_large(window, rests):
+                continue
+            idle = _idle(window, rests, is_part=whole is not None and rests is part)
+            if idle is not None:
+                models.append(idle)
+                is_done[idle.rows] = True
         by_function: dict[int, list[_Idle]] = {}
         for one in sorted(models, key=lambda one: (one.place.line, one.name)):
-            by_function.setdefault(id(one.place.scope), []).append(one)
+            apart = one.given if one.given is not None else one.place.scope
+            by_function.setdefault(id(apart), []).append(one)
         yield from (_match(window, of_function) for of_function in by_function.values())
 
     def title(self, match: IdleModels) -> str:
@@ -86,13 +114,13 @@ class IdleModel(WasteRule[IdleModels]):
     def advice(self, match: IdleModels, case: Case) -> Iterator[Advice]:
         """Let go of them after the last use."""
         last = max(match.models, key=lambda one: one.last_line)
-        if last.is_attribute:
-            kept = f"`self.{last.name}` keeps a model of {format_bytes(match.nbytes)}"
+        if last.given is not None:
             why = (
-                f"{kept} that nothing has called since line {last.last_line} did last: set it to "
-                "`None` then, or keep none there."
+                f"`{last.given.text}` keeps a model of {format_bytes(match.nbytes)} that nothing "
+                f"has called since line {last.last_line} did last: let go of it then "
+                f"(`{last.given.dropped_by}`), or keep none there."
             )
-            yield Advice("del_ref", why, last.place, typed=f"self.{last.name} = None")
+            yield Advice("del_ref", why, last.place, typed=last.given.dropped_by)
             return
         variables = list(dict.fromkeys(one.name for one in match.models))
         names = ", ".join(variables)
@@ -124,37 +152,106 @@ def _names(match: IdleModels) -> str:
     return " and ".join(dict.fromkeys(f"`{one.name}`" for one in match.models))
 
 
-def _idle(window: Window, root: str, rows: Ints) -> _Idle | None:
-    """The model of a name, where it was called and is no more; None for others."""
+def _resting(window: Window, root_of: _Names, others: Collection[str]) -> dict[str, _Resting]:
+    """By their names, the models with parameters at the peak that were called and are no more."""
     labels = window.trace.tables.labels
-    is_called = np.array(
-        [one.module.partition(".")[0] == root and one.phase == Phase.FORWARD for one in labels]
+    called = np.array(
+        [one.module.partition(".")[0] if one.phase == Phase.FORWARD else "" for one in labels]
     )
-    calls = np.flatnonzero(is_called[window.trace.events.label])
-    if not len(calls) or int(calls[-1]) >= window.peak.event:
+    parameters = window.at_peak & (window.category == Category.PARAMETER)
+    resting = {}
+    for root in sorted(set(root_of[window.module[parameters]].tolist()) - set(others)):
+        calls = np.flatnonzero((called == root)[window.trace.events.label])
+        if not len(calls) or int(calls[-1]) >= window.peak.event:
+            continue
+        later = window.steps[window.steps > window.step_of_event[calls[-1]]]
+        if len(later) >= _LEAST_STEPS and 2 * len(later) >= len(window.steps):
+            rows = np.flatnonzero(parameters & (root_of[window.module] == root))
+            ends = np.full(len(rows), int(calls[-1]) + 1)
+            resting[root] = _Resting((root.partition("#")[0],), rows, ends, calls)
+    return resting
+
+
+def _is_large(window: Window, model: _Resting) -> bool:
+    return window.share(int(window.lives.size[model.rows].sum())) >= _LEAST_SHARE
+
+
+def _made_by(window: Window, model: _Resting) -> tuple[Frame, ...]:
+    """The frames that made the largest parameter of a model, innermost first."""
+    return window.stack(int(model.rows[np.argmax(window.lives.size[model.rows])]))
+
+
+def _module_around(
+    window: Window, root_of: _Names, resting: Mapping[str, _Resting], root: str
+) -> _Resting | None:
+    """The model in whose `__init__` the one of a name was made as a part; None where there is none.
+
+    So it is where a method of it calls its parts: ``vae.encode(images)``. It has no rows where one
+    of its parts does not rest. Whatever else was made there goes with it: a part that was never
+    called.
+    """
+    made_by = _made_by(window, resting[root])
+    at, class_ = _outermost_init(made_by, window.programs)
+    names = derived_classes(window.programs, class_.name) if class_ is not None else frozenset()
+    if class_ is None or names & set(resting[root].class_names):
         return None
-    later = window.steps[window.steps > window.step_of_event[calls[-1]]]
-    if len(later) < _LEAST_STEPS or 2 * len(later) < len(window.steps):
-        return None
-    made_by = window.stack(int(rows[np.argmax(window.lives.size[rows])]))
-    now = window.trace.stack(int(window.trace.events.stack[window.peak.event]))
-    ends = np.full(len(rows), int(calls[-1]) + 1)
-    attribute = idle_attribute(made_by, now, window.programs)
+    outer = made_by[at + 1 :]
+    stacks = [
+        number
+        for number in np.unique(window.lives.stack[window.at_peak]).tolist()
+        for stack in [window.trace.stack(number)]
+        if stack[len(stack) - len(outer) :] == outer and len(stack) > len(outer)
+        if (place := place_of(stack[-len(outer) - 1])) is not None and place.class_ is class_
+    ]
+    rows = np.flatnonzero(window.at_peak & np.isin(window.lives.stack, stacks))
+    roots = root_of[window.module[rows]]
+    parts = [resting[one] for one in sorted(set(roots.tolist()) & resting.keys())]
+    if set(roots[window.module[rows] > 0].tolist()) - resting.keys():
+        rows = rows[:0]
+    calls = np.unique(np.concatenate([one.calls for one in parts]))
+    last = {one: int(resting[one].calls[-1]) + 1 for one in resting}
+    ends = [last.get(one, int(calls[-1]) + 1) for one in root_of[window.module[rows]].tolist()]
+    return _Resting(names, rows, np.array(ends, dtype=np.int64), calls, len(outer))
+
+
+def _outermost_init(
+    made_by: Sequence[Frame], programs: Sequence[Program]
+) -> tuple[int, ast.ClassDef | None]:
+    """The outermost frame in which a module of the program's is made, and the module's class."""
+    for at in range(len(made_by) - 1, -1, -1):
+        place = place_of(made_by[at])
+        function = place.function if place is not None else None
+        is_init = function is not None and function.name == _INIT
+        if place is not None and is_init and is_module(programs, place.class_):
+            return at, place.class_
+    return -1, None
+
+
+def _idle(window: Window, model: _Resting, *, is_part: bool) -> _Idle | None:
+    """What keeps a model that rests; None where nothing is known of that.
+
+    Of one that ``is_part`` of another, which does not rest, only an attribute that nothing reads.
+    """
+    made_by, now = _made_by(window, model), window.stack_at_peak
+    attribute = idle_attribute(made_by[-model.around :], now, window.programs)
     if attribute is not None:
-        return _Idle(rows, ends, attribute.name, attribute.place, attribute.line)
+        return _Idle(model.rows, model.ends, attribute.name, attribute.place, attribute.line)
+    if is_part:
+        return None
     if window.reaches_end:  # whatever the source says, nothing called it again
         given = given_attribute(made_by, window.programs)
-        if given is not None and not _is_saved(window.programs, given.name):
-            line = _last_line(window, calls)
-            return _Idle(rows, ends, given.name, given.place, line, is_attribute=True)
+        if given is not None and not _is_saved(window.programs, given):
+            line = _last_line(window, model.calls)
+            return _Idle(model.rows, model.ends, given.text, given.place, line, given)
     back = still_running(made_by, now)
     place = place_of(made_by[-back]) if back is not None else None
     if back is None or place is None:
         return None
-    name, line_now = variable_of(place, made_by[:-back], root.partition("#")[0]), now[-back].line
+    name, line_now = variable_of(place, made_by[:-back], *model.class_names), now[-back].line
     if not name or reads_again(place, name, line_now):
         return None
-    return _Idle(rows, ends, name, place, last_read_before(place, name, line_now))
+    last_line = last_read_before(place, name, line_now)
+    return _Idle(model.rows, model.ends, name, place, last_line)
 
 
 def _last_line(window: Window, calls: Ints) -> int:
@@ -167,14 +264,21 @@ def _last_line(window: Window, calls: Ints) -> int:
     return frames[0].line if frames else 0
 
 
-def _is_saved(programs: Sequence[Program], attribute: str) -> bool:
-    """Whether a program saves an attribute of that name, which calls nothing of it."""
+def _is_saved(programs: Sequence[Program], given: GivenAttribute) -> bool:
+    """Whether a program saves what has that name, or all that its holder has: that is no call."""
+    holding = given.holding.scope if given.holding is not None else None
+    saving = [call for program in programs for call in calls_in(program.tree, *SAVING)]
+    own = calls_in(holding, *SAVING) if holding is not None else []
     return any(
-        isinstance(node, ast.Attribute) and node.attr == attribute
-        for program in programs
-        for call in calls_in(program.tree, *SAVING)
+        (isinstance(node, ast.Attribute) and node.attr == given.name)
+        or (isinstance(node, ast.Subscript) and _is_key(node.slice, given.name))
+        for call in saving
         for node in ast.walk(call)
-    )
+    ) or any(ast.unparse(node) == given.holder for call in own for node in ast.walk(call))
+
+
+def _is_key(key: ast.expr, name: str) -> bool:
+    return isinstance(key, ast.Constant) and key.value == name
 
 
 RULE = IdleModel()

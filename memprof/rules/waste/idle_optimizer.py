@@ -6,6 +6,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -14,9 +15,19 @@ from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idle_attributes import read_no_more
 from memprof.source_code.kept_objects import kept_object
 from memprof.source_code.last_reads import last_read_before, reads_again
-from memprof.source_code.program import Place, bound_names, own_calls, place_of
+from memprof.source_code.program import (
+    Place,
+    assigned,
+    bound_names,
+    called_name,
+    calls_in,
+    own_calls,
+    place_of,
+)
+from memprof.source_code.schedulers import schedulers_of
 from memprof.source_code.scopes import parameters
 from memprof.source_code.values import values_of
+from memprof.source_code.verbs import HANDING_OUT, SAVING
 from memprof.trace import Category, Frame
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
@@ -29,6 +40,8 @@ _FEWEST_SEEN = 4
 """Steps in which an optimizer makes something: then the last of them is its last step."""
 _LEAST_SHARE = 0.05
 """Of the peak, in states and gradients."""
+_HANDING_OUT = HANDING_OUT | {"next"}
+"""Calls whose result was there before."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +54,10 @@ class IdleOptimizerState(Match):
     last_line: int = 0
     gradients: int = 0
     """Bytes of gradients among them."""
+    schedulers: tuple[str, ...] = ()
+    """Variables that nothing reads any more either, with schedulers that hold it."""
+    is_of_several: bool = False
+    """Of objects that are trained on one line, one after the other; the name is of each of them."""
     is_kept: bool = False
     """The name is where the program keeps the object that trained, when that is over."""
 
@@ -63,7 +80,9 @@ class IdleOptimizer(WasteRule[IdleOptimizerState]):
             by_way[tuple(window.user_frames(window.trace.stack(number)))].append(number)
         for way, stacks in by_way.items():
             rows = np.flatnonzero(states & np.isin(window.lives.stack, stacks))
-            match = _match(window, way, stacks, rows) if way and len(rows) else None
+            if not way or not len(rows):
+                continue
+            match = _match(window, way, stacks, rows) or _one_after_the_other(window, way, rows)
             if match is not None:
                 yield match
 
@@ -85,17 +104,22 @@ class IdleOptimizer(WasteRule[IdleOptimizerState]):
             )
             yield Advice("del_ref", why, place or case.site)
             return
+        named = " and ".join(f"`{one}`" for one in match.schedulers)
+        others = f"{named}, which has it as well" if named else "whatever else holds it"
         why = (
             f"`{match.name}` steps no more after line {match.last_line}, and keeps "
             f"{format_bytes(match.nbytes - match.gradients)} of states: let go of it, and of "
-            "whatever else holds it."
+            f"{others}."
         )
         if match.gradients:
             why += (
                 f" The last gradients are there too ({format_bytes(match.gradients)}): call its "
                 "`zero_grad()` before."
             )
-        yield Advice("del_ref", why, place or case.site, typed=f"del {match.name}")
+        typed = f"del {', '.join((match.name, *match.schedulers))}"
+        if match.is_of_several:
+            typed = f"{match.name} = None"
+        yield Advice("del_ref", why, place or case.site, typed=typed)
 
 
 def _match(
@@ -124,7 +148,7 @@ def _match(
     left = own[window.at_peak[own]]
     every = np.concatenate([rows, left])
     nbytes = int(window.lives.size[every].sum())
-    now = window.trace.stack(int(window.trace.events.stack[window.peak.event]))
+    now = window.stack_at_peak
     if window.share(nbytes) < _LEAST_SHARE:
         return None
     read = _last_read(window, way[0], now) or _last_read_by_caller(way, now)
@@ -134,6 +158,7 @@ def _match(
     if read is None:
         return None
     name, place, line = read
+    schedulers = _unread_schedulers(place, name, now)
     # It is used to the end of its last step.
     ends = np.full(len(every), int(np.searchsorted(window.step_of_event[:-1], int(later[0]))))
     return IdleOptimizerState(
@@ -145,7 +170,107 @@ def _match(
         place=place,
         last_line=line,
         gradients=int(window.lives.size[left].sum()),
+        schedulers=schedulers,
         is_kept=keeping is not None,
+    )
+
+
+def _one_after_the_other(
+    window: Window, way: Sequence[Frame], rows: Ints
+) -> IdleOptimizerState | None:
+    """The same where one line trains models one after the other: all but the last are done with.
+
+    So it is known where recording ended with the program, or each model is made anew for its turn.
+    """
+    named = _named_by_caller(way)
+    if named is None or not (window.reaches_end or _is_made_anew(*named)):
+        return None
+    saved = [call for program in window.programs for call in calls_in(program.tree, *SAVING)]
+    if named[0].rpartition(".")[2] in {
+        node.attr for call in saved for node in ast.walk(call) if isinstance(node, ast.Attribute)
+    }:
+        return None
+    root_of = np.array([name.partition(".")[0] for name in window.owners.module.names])
+    gradients = (window.category == Category.GRADIENT) & (window.lives.alloc >= 0)
+    gradients &= window.module > 0
+    turns = []
+    for root in set(root_of[window.module[rows]].tolist()):
+        own = np.flatnonzero(gradients & (root_of[window.module] == root))
+        if len(own):
+            alloc = window.lives.alloc[own]
+            turns.append((int(alloc.min()), int(alloc.max()), root, own))
+    turns.sort()
+    if any(later[0] <= earlier[1] for earlier, later in pairwise(turns)):
+        return None  # they take turns
+    kept, ends, left_bytes = [], [], 0
+    for _, last, root, own in turns:
+        later = window.steps[window.steps > window.step_of_event[last]]
+        if last >= window.peak.event or len(later) < _LEAST_STEPS:
+            continue
+        left = own[window.at_peak[own]]
+        every = np.concatenate([rows[root_of[window.module[rows]] == root], left])
+        kept.append(every)
+        ends.append(np.full(len(every), window.first_event[int(later[0])]))
+        left_bytes += int(window.lives.size[left].sum())
+    every = np.concatenate(kept) if kept else rows[:0]
+    nbytes = int(window.lives.size[every].sum())
+    if len(kept) == len(turns) or window.share(nbytes) < _LEAST_SHARE or not len(every):
+        return None
+    name, place = named
+    return IdleOptimizerState(
+        row=int(every[np.argmax(window.lives.size[every])]),
+        rows=every,
+        nbytes=nbytes,
+        saving=window.replayed(window.ended_at(every, np.concatenate(ends))),
+        name=name,
+        place=place,
+        last_line=place.statement.end_lineno or place.line,
+        gradients=left_bytes,
+        is_of_several=True,
+    )
+
+
+def _named_by_caller(way: Sequence[Frame]) -> tuple[str, Place] | None:
+    """An optimizer that is an object's, as it is called where that object is handed to what trains.
+
+    ``stage.optimizer`` of ``train(stage)``, and of ``stage.fit()``; None where it is no attribute
+    of a variable there.
+    """
+    place = place_of(way[0])
+    calls = own_calls(place.statement, "step") if place is not None else []
+    optimizer = calls[0].func if calls else None
+    text = ast.unparse(optimizer.value) if isinstance(optimizer, ast.Attribute) else ""
+    first = place
+    for frame in way[1:]:
+        root, dot, rest = text.partition(".")
+        function, caller = (place.function if place is not None else None), place_of(frame)
+        if function is None or caller is None or not root:
+            break
+        if root == "self":
+            called = own_calls(caller.statement, function.name)
+            receiver = called[0].func if len(called) == 1 else None
+            given = receiver.value if isinstance(receiver, ast.Attribute) else None
+        elif root in parameters(function):
+            given = _given_as(caller, function, root)
+        else:
+            break
+        if given is None:
+            return None
+        text, place = f"{ast.unparse(given)}{dot}{rest}", caller
+    if place is None or place is first or not text.replace(".", "").isidentifier():
+        return None
+    return (text, place) if "." in text and not text.startswith("self.") else None
+
+
+def _is_made_anew(name: str, place: Place) -> bool:
+    """Whether a loop around a statement makes the object of a name in each of its passes."""
+    root, loop = name.partition(".")[0], place.loop
+    if loop is None or not _is_bound_to(place, root, ast.Call):
+        return False
+    return all(
+        called_name(value) not in _HANDING_OUT and any(value is one for one in ast.walk(loop))
+        for value in values_of(place, root)
+        if value is not None
     )
 
 
@@ -180,8 +305,7 @@ def _last_read(
     if not isinstance(optimizer, ast.Name) or not running:
         return None
     line = running[0].line
-    made = list(values_of(place, optimizer.id))
-    if not made or not all(isinstance(one, ast.Call) for one in made):
+    if not _is_bound_to(place, optimizer.id, ast.Call):
         return None  # a parameter, which the caller has as well
     if reads_again(place, optimizer.id, line):
         return None
@@ -210,13 +334,42 @@ def _last_read_by_caller(
     name = given.value if isinstance(given, ast.Subscript) else given
     if not isinstance(name, ast.Name) or not (key is None or isinstance(key, ast.Constant)):
         return None
-    made = list(values_of(caller, name.id))
-    if not made or not all(isinstance(one, ast.Call if key is None else ast.Dict) for one in made):
+    if not _is_bound_to(caller, name.id, ast.Call if key is None else ast.Dict):
         return None
     item, line = key.value if isinstance(key, ast.Constant) else None, running[0].line
     if reads_again(caller, name.id, line, item):
         return None
     return ast.unparse(given), caller, last_read_before(caller, name.id, line, item)
+
+
+def _unread_schedulers(place: Place, name: str, now: Sequence[Frame]) -> tuple[str, ...]:
+    """The variables with schedulers of an optimizer's that its function reads no more."""
+    lines = [
+        frame.line
+        for frame in now
+        if (at := place_of(frame)) is not None
+        if at.program is place.program and at.scope is place.scope
+    ]
+    names = schedulers_of(place, name) if len(lines) == 1 else ()
+    return tuple(one for one in names if not reads_again(place, one, lines[0]))
+
+
+def _is_bound_to(place: Place, name: str, kind: type[ast.expr]) -> bool:
+    """Whether all that a variable of a function is bound to is of a kind, as it is written.
+
+    ``world, optimizer = made()`` binds each to a part of what a call returns.
+    """
+    values = list(values_of(place, name))
+    parts = [
+        value
+        for node in ast.walk(place.scope)
+        if isinstance(node, ast.Assign)
+        for target, value in assigned(node)
+        if isinstance(target, ast.Name) and target.id == name and value is node.value
+        if target not in node.targets
+    ]
+    known = [*(one for one in values if one is not None), *parts]
+    return 0 < len(known) == len(values) and all(isinstance(one, kind) for one in known)
 
 
 def _given_as(caller: Place, function: ast.AST, name: str) -> ast.expr | None:

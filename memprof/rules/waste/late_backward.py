@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from memprof.rules.case import Case
 from memprof.rules.forward_passes import forward_passes, one_at_a_time
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.idioms import added_by, filling, is_partly_cut
+from memprof.source_code.idioms import Accumulation, added_by, filling, is_partly_cut
+from memprof.source_code.learned_sums import attribute_reads, reads_are_learned_from
 from memprof.source_code.program import (
+    FUNCTIONS,
     Place,
     Program,
     bound_names,
@@ -20,7 +22,7 @@ from memprof.source_code.program import (
     place_of,
     root_name,
 )
-from memprof.source_code.scopes import parameters, syntax_of
+from memprof.source_code.scopes import parameters, reads_of, syntax_of
 from memprof.source_code.summed_comprehensions import goes_backward_from_sum
 from memprof.source_code.torch_modes import is_under_no_grad
 from memprof.units import format_bytes
@@ -56,6 +58,7 @@ class LateBackward(WasteRule[LossSum]):
             return
         places = (_sum_of_losses(call, window.programs) for call in passes.calls)
         place = next((place for place in places if place is not None), None)
+        place = place or _sum_of_an_object(window, passes.row)
         place = place or _comprehension_of_losses(window, passes.row)
         if place is None:
             return
@@ -90,9 +93,55 @@ class LateBackward(WasteRule[LossSum]):
 def _comprehension_of_losses(window: Window, row: int) -> Place | None:
     """The statement on a stack whose comprehension computes losses, for one pass from their sum."""
     for place in map(place_of, window.user_frames(window.stack(row))):
-        if place is not None and goes_backward_from_sum(place) and not is_under_no_grad(place):
+        if place is None or is_under_no_grad(place):
+            continue
+        if goes_backward_from_sum(place, window.programs):
             return place
     return None
+
+
+def _sum_of_an_object(window: Window, row: int) -> Place | None:
+    """The statement of a method on a stack that adds to what the object goes backward from.
+
+    ``self.total += loss``, where what calls the method is in a loop. None where an attribute hands
+    something of a pass on to the next one.
+    """
+    every = [place_of(frame) for frame in window.user_frames(window.stack(row))]
+    places = [place for place in every if place is not None]
+    for at, place in enumerate(places):
+        if place.class_ is None or place.function is None:
+            continue
+        if _goes_on(place, place.function, attributes_only=True):
+            return None
+        outside = ((one, one.loop) for one in places[at:])
+        if any(loop is not None and _goes_on(one, loop) for one, loop in outside):
+            continue  # what the method is given is of the pass before
+        for statement, name in _sums_of(place):
+            added_at = place.program.place(statement)
+            own = {id(node) for node in ast.walk(statement)}
+            read = attribute_reads(place, name, window.programs)
+            reads = (one for one in read if id(one[1]) not in own)
+            if added_at is None or is_under_no_grad(added_at):
+                continue
+            if reads_are_learned_from(reads, window.programs):
+                return added_at
+    return None
+
+
+def _sums_of(place: Place) -> Iterator[tuple[ast.stmt, str]]:
+    """Statements that add a statement's result to an attribute of ``self``, and its name."""
+    results = {one.id for one in bound_names(place.statement) if isinstance(one, ast.Name)}
+    for node in sorted(ast.walk(place.scope), key=lambda one: getattr(one, "lineno", 0)):
+        if not isinstance(node, ast.stmt) or node.lineno < place.line:
+            continue
+        is_of_result = node is place.statement or bool(loaded_names(node) & results)
+        if not is_of_result or isinstance(node, FUNCTIONS):
+            continue
+        name = _collecting(node, whole=True).removeprefix("self.")
+        if name.isidentifier() and _collecting(node) == "self":
+            yield node, name
+        if isinstance(node, ast.Assign):
+            results |= {one.id for one in bound_names(node) if isinstance(one, ast.Name)}
 
 
 def _sum_of_losses(place: Place, programs: Sequence[Program]) -> Place | None:
@@ -117,6 +166,31 @@ def _sum_of_losses(place: Place, programs: Sequence[Program]) -> Place | None:
     for statement, name in sums:
         added_at = place.program.place(statement) if name in names_in_backward else None
         if added_at is not None and not is_under_no_grad(added_at):
+            return added_at
+    return _sum_for_another_function(place, loop, sums, programs)
+
+
+def _sum_for_another_function(
+    place: Place,
+    loop: ast.For | ast.AsyncFor | ast.While,
+    sums: Sequence[tuple[ast.stmt, str]],
+    programs: Sequence[Program],
+) -> Place | None:
+    """The statement in a loop that adds to what other functions of the program go backward from.
+
+    The function of the loop returns it, or hands it to one of them.
+    """
+    own = {id(node) for statement, _ in sums for node in ast.walk(statement)}
+    for statement, name in sums:
+        reads = (
+            (place.program.place(read) or place, read, around)
+            for read, around in reads_of(place.scope, name)
+            if read.lineno >= loop.lineno and id(read) not in own
+        )
+        added_at = place.program.place(statement)
+        if added_at is None or name == "self" or is_under_no_grad(added_at):
+            continue
+        if reads_are_learned_from(reads, programs):
             return added_at
     return None
 
@@ -190,10 +264,11 @@ def _bound_anew(statement: ast.stmt) -> Iterator[str]:
             yield from (one.id for one in bound_names(node) if isinstance(one, ast.Name))
 
 
-def _goes_on(place: Place, loop: ast.AST) -> bool:
+def _goes_on(place: Place, loop: ast.AST, *, attributes_only: bool = False) -> bool:
     """Whether a statement uses what the loop's round before has bound, as ``h = cell(x, h)`` does.
 
-    The passes are then one graph, and no backward pass can begin before the last of them.
+    The passes are then one graph, and no backward pass can begin before the last of them. Of a
+    function that is called again and again, attributes alone stay from call to call.
     """
     line = place.statement.lineno
     bindings = [
@@ -201,7 +276,7 @@ def _goes_on(place: Place, loop: ast.AST) -> bool:
         for statement in ast.walk(loop)
         if isinstance(statement, ast.stmt)
         for target in bound_names(statement)
-        if isinstance(target, (ast.Attribute, ast.Name))
+        if isinstance(target, ast.Attribute if attributes_only else (ast.Attribute, ast.Name))
     ]
     # What a condition binds anew now and then has the last round's value in the others.
     now_and_then = {
@@ -224,7 +299,8 @@ def _added_part(statement: ast.stmt) -> ast.AST:
     """``loss(x)`` of ``total = total + loss(x)``, what a loop goes over; else the statement."""
     if isinstance(statement, (ast.For, ast.AsyncFor)):
         return statement.iter  # its body runs after what it calls there
-    added = added_by(statement) if isinstance(statement, ast.Assign) else None
+    is_assignment = isinstance(statement, ast.Assign)
+    added = (added_by(statement) or _added_by_torch(statement)) if is_assignment else None
     if added is None or not _collecting(statement):
         return statement
     return ast.Tuple([added.value, *added.others], ast.Load())
@@ -260,21 +336,37 @@ def _keyed_by(loop: ast.AST, statement: ast.stmt) -> str:
     return ""
 
 
-def _collecting(statement: ast.stmt) -> str:
+def _collecting(statement: ast.stmt, *, whole: bool = False) -> str:
     """``total`` of ``total += loss``, ``losses`` of ``losses.append(loss)``; else empty.
 
-    Empty as well where numbers without a graph are added.
+    Empty as well where numbers without a graph are added. Of ``self.total`` it is ``self``, unless
+    it is to be the whole name.
     """
     if isinstance(statement, (ast.For, ast.AsyncFor, ast.While, ast.If, ast.With, ast.Try)):
         return ""  # what stands in its body is looked at by itself
-    addition, growth = added_by(statement), filling(statement)
+    addition, growth = added_by(statement) or _added_by_torch(statement), filling(statement)
     if addition is not None:
         parts = (addition.value, *addition.others)
         plain = all(isinstance(one, ast.Constant) or is_partly_cut(one) for one in parts)
-        return "" if plain else root_name(addition.total)
+        name = ast.unparse(addition.total) if whole else root_name(addition.total)
+        return "" if plain else name
     if growth is None or growth.keyed or any(map(is_partly_cut, growth.values)):
         return ""
-    return growth.container.partition(".")[0].partition("[")[0]
+    return growth.container if whole else growth.container.partition(".")[0].partition("[")[0]
+
+
+def _added_by_torch(statement: ast.stmt) -> Accumulation | None:
+    """The sum of ``total = torch.add(total, loss)`` and of ``total = total.add(loss)``."""
+    call = statement.value if isinstance(statement, ast.Assign) else None
+    if not isinstance(statement, ast.Assign) or not isinstance(call, ast.Call):
+        return None
+    if called_name(call) != "add" or not isinstance(call.func, ast.Attribute):
+        return None
+    names = [ast.unparse(one) for one in statement.targets]
+    given = [call.func.value, *call.args]
+    totals = [one for one in given if ast.unparse(one) in names]
+    others = [one for one in call.args if one not in totals]
+    return Accumulation(totals[0], others[0], tuple(others[1:])) if totals and others else None
 
 
 RULE = LateBackward()

@@ -295,7 +295,7 @@ def _through_other_pass(window: Window, replacements: _Replacements) -> Iterator
     rows = replacements.rows[window.at_peak[replacements.rows]]
     rows = rows[window.freed_in[rows] > window.step_of_event[max(window.peak.event, 0)]]
     rows = rows[~_backward_between(window, rows, window.peak.event)]
-    stack = window.trace.stack(int(window.trace.events.stack[window.peak.event]))
+    stack = window.stack_at_peak
     bindings = {row: _unread_later(window.stack(row), stack) for row in rows.tolist()}
     last_bindings = {row: binding for row, binding in bindings.items() if binding is not None}
     if not last_bindings:

@@ -12,7 +12,18 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Place, bound_names, called_name, loaded_names, place_of
+from memprof.source_code.idioms import keyword
+from memprof.source_code.program import (
+    Place,
+    arguments,
+    assigned,
+    bound_names,
+    called_name,
+    imported_by,
+    loaded_names,
+    place_of,
+)
+from memprof.source_code.scopes import qualified_name
 from memprof.trace import SURVIVOR_AGE, Category, Phase
 from memprof.units import format_bytes
 from memprof.views.peak_without import Cuts
@@ -27,8 +38,20 @@ _FEWEST = 2
 _SIMPLE = (ast.AnnAssign, ast.Assign, ast.AugAssign, ast.Expr, ast.Return)
 
 
-_REDUCING = frozenset(("amax", "amin", "logsumexp", "max", "mean", "min", "prod", "sum", "var"))
+_REDUCING = frozenset(
+    (
+        *("amax", "amin", "logsumexp", "max", "mean", "median", "min", "nanmean", "nansum", "norm"),
+        *("prod", "std", "sum", "var", "vector_norm"),
+    )
+)
 """Methods and functions that make less of what they are given."""
+_LOSSES = frozenset(
+    (
+        *("binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy"),
+        *("huber_loss", "kl_div", "l1_loss", "mse_loss", "nll_loss", "smooth_l1_loss"),
+    )
+)
+"""Functions that do, unless they are given ``reduction="none"``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +60,8 @@ class LoggedGraph(Match):
 
     names: tuple[str, ...] = ()
     place: Place | None = None
+    bound: tuple[str, ...] = ()
+    """What that binds, where it is on the way to the values only."""
 
 
 class _Graph(NamedTuple):
@@ -71,7 +96,14 @@ class LoggedGraphRule(WasteRule[LoggedGraph]):
         if not shared:
             return
         rows = np.concatenate([one.rows for one in graphs])
-        alone = np.concatenate([one.rows for one in graphs if one.names == shared] or [rows[:0]])
+        for_it_alone = [one for one in graphs if one.names == shared]
+        alone = np.concatenate([one.rows for one in for_it_alone] or [rows[:0]])
+        bound: tuple[str, ...] = ()
+        place = _binding(first.place, shared)
+        if for_it_alone and place is not None and isinstance(place.statement, ast.Return):
+            # Where a value is handed out it may be all but made: the large part is before that.
+            place = max(for_it_alone, key=lambda one: int(window.lives.size[one.rows].sum())).place
+            bound = tuple(map(ast.unparse, bound_names(place.statement)))
         there = rows[window.at_peak[rows]]
         yield LoggedGraph(
             row=int(there[window.lives.size[there].argmax()]),
@@ -79,7 +111,8 @@ class LoggedGraphRule(WasteRule[LoggedGraph]):
             nbytes=int(window.lives.size[there].sum()),
             saving=window.replayed(_without_graph(window, rows, alone, first.place)),
             names=tuple(sorted(shared)),
-            place=_binding(first.place, shared),
+            place=place,
+            bound=bound,
         )
 
     def title(self, match: LoggedGraph) -> str:
@@ -90,7 +123,8 @@ class LoggedGraphRule(WasteRule[LoggedGraph]):
         """Compute it without a graph."""
         why = (
             f"{format_bytes(match.nbytes)} wait for a backward pass through {_in_words(match)} "
-            "that does not come: compute that under `torch.no_grad()`, or of detached values."
+            f"that does not come: compute {_on_way_in_words(match)} under `torch.no_grad()`, or of "
+            "detached values."
         )
         at = match.place
         place = case.place_at(at.program.filename, at.line) if at is not None else None
@@ -129,6 +163,13 @@ def _in_words(match: LoggedGraph) -> str:
     return " and ".join(f"`{name}`" for name in match.names)
 
 
+def _on_way_in_words(match: LoggedGraph) -> str:
+    """What is to be computed without a graph."""
+    if not match.bound:
+        return "that"
+    return f"{' and '.join(f'`{name}`' for name in match.bound)}, and what follows of it,"
+
+
 def _left_by_backward(window: Window) -> Bools:
     """What autograd saved outside of modules, there after the backward pass, gone a step later."""
     lives = window.lives
@@ -155,49 +196,103 @@ def _functions_that_learn(window: Window) -> set[tuple[str, str]]:
 
 
 def _handed_out(place: Place) -> frozenset[str]:
-    """What a function returns that is computed of what a statement binds, as it is written.
+    """What a function hands out that is computed of what a statement binds, as it is written.
 
-    Of a result of the statement's own what is saved counts only where a reduction makes it: it is
-    no part of that. Empty where such a result is handed out as it is, or kept in an object.
+    It returns that, or keeps it in an object. Of a result of the statement's own what is saved
+    counts only where a reduction makes it: it is no part of that. Empty where such a result is
+    handed out as it is.
     """
     targets = bound_names(place.statement)
-    if place.function is None or not all(isinstance(one, ast.Name) for one in targets):
+    if place.function is None:
         return frozenset()
+    is_reduced = _is_reduced(place, getattr(place.statement, "value", None))
     own = {one.id for one in targets if isinstance(one, ast.Name)}
-    results = list(_results(place.function))
-    is_handed_out = any(isinstance(one, ast.Name) and one.id in own for one in results)
-    if not own or (is_handed_out and not _is_reduced(getattr(place.statement, "value", None))):
+    if len(own) < len(targets):
+        is_kept = is_reduced and all(isinstance(one, ast.Attribute) for one in targets)
+        return frozenset(map(ast.unparse, targets)) if is_kept else frozenset()
+    results, kept = list(_results(place)), list(_kept(place.function))
+    handed_out = [*results, *(value for _, value in kept)]
+    is_handed_out = any(isinstance(one, ast.Name) and one.id in own for one in handed_out)
+    if not own or (is_handed_out and not is_reduced):
         return frozenset()
     computed = _computed_of(place, own)
-    return frozenset(ast.unparse(one) for one in results if computed & loaded_names(one))
+    names = [ast.unparse(one) for one in results if computed & loaded_names(one)]
+    names += [ast.unparse(one) for one, value in kept if computed & loaded_names(value)]
+    return frozenset(names)
 
 
-def _is_reduced(value: ast.expr | None) -> bool:
-    """``-(p * p.log()).sum(-1).mean()``: what went in is larger, and no part of what comes out."""
-    while isinstance(value, ast.UnaryOp):
-        value = value.operand
-    return isinstance(value, ast.Call) and called_name(value) in _REDUCING
-
-
-def _results(function: ast.AST) -> Iterator[ast.expr]:
-    """What a function returns, one by one where that is a tuple, a list or a dictionary."""
+def _kept(function: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """The attributes that a function binds, each with what it is bound to."""
     for node in ast.walk(function):
+        for target, value in assigned(node):
+            if isinstance(target, ast.Attribute) and value is not None:
+                yield target, value
+
+
+def _is_reduced(place: Place, value: ast.expr | None) -> bool:
+    """``-(p * p.log()).sum(-1).mean()``: what went in is larger, and no part of what comes out.
+
+    So it is of what is computed of such values alone: ``1 - x.mean().sqrt()``, ``{"x": x.std()}``.
+    """
+    if isinstance(value, ast.Call) and _reduces(place, value):
+        return True
+    if isinstance(value, ast.UnaryOp):
+        parts: list[ast.expr] = [value.operand]
+    elif isinstance(value, ast.BinOp):
+        parts = [value.left, value.right]
+    elif isinstance(value, (ast.Tuple, ast.List)):
+        parts = value.elts
+    elif isinstance(value, ast.Dict):
+        parts = value.values
+    elif isinstance(value, ast.Call):
+        parts = list(arguments(value))
+        if isinstance(value.func, ast.Attribute) and not qualified_name(place, value.func):
+            parts.append(value.func.value)
+    else:
+        return False
+    parts = [one for one in parts if not isinstance(one, ast.Constant)]
+    return bool(parts) and all(_is_reduced(place, one) for one in parts)
+
+
+def _reduces(place: Place, call: ast.Call) -> bool:
+    """Whether a call makes less of what it is given."""
+    name = called_name(call)
+    if name in _LOSSES:
+        reduction = keyword(call, "reduction")
+        return getattr(reduction, "value", "") != "none"
+    if name == "einsum" and call.args and isinstance(call.args[0], ast.Constant):
+        return str(call.args[0].value).replace(" ", "").endswith("->")
+    if name == "norm" and not qualified_name(place, call.func):
+        return all(isinstance(one, ast.Constant) for one in call.args)  # `self.norm(x)` is a layer
+    return name in _REDUCING
+
+
+def _results(place: Place) -> Iterator[ast.expr]:
+    """What a function returns, one by one where that is a tuple, a list or a dictionary.
+
+    Or an object of a class of the program's, which is given them.
+    """
+    programs = [place.program, *imported_by(place.program)]
+    classes = frozenset(one.name for program in programs for one in program.classes())
+    for node in ast.walk(place.scope):
         if isinstance(node, ast.Return) and node.value is not None:
-            yield from _entries(node.value)
+            yield from _entries(node.value, classes)
 
 
-def _entries(value: ast.expr) -> Iterator[ast.expr]:
+def _entries(value: ast.expr, classes: frozenset[str]) -> Iterator[ast.expr]:
     if isinstance(value, (ast.Tuple, ast.List)):
         parts = value.elts
     elif isinstance(value, ast.Dict):
         parts = value.values
     elif isinstance(value, ast.Call) and ast.unparse(value.func) == "dict" and value.keywords:
         parts = [one.value for one in value.keywords]
+    elif isinstance(value, ast.Call) and called_name(value) in classes:
+        parts = list(arguments(value))
     else:
         yield value
         return
     for one in parts:
-        yield from _entries(one)
+        yield from _entries(one, classes)
 
 
 def _computed_of(place: Place, names: set[str]) -> set[str]:
@@ -216,15 +311,18 @@ def _binding(place: Place, results: frozenset[str]) -> Place | None:
         node
         for node in ast.walk(place.scope)
         if isinstance(node, _SIMPLE)
-        and results & {*map(ast.unparse, bound_names(node)), *_returned(node)}
+        and results & {*map(ast.unparse, bound_names(node)), *_returned(place, node)}
     ]
     bound = [node for node in binding if not isinstance(node, ast.Return)] or binding
     last = max(bound, key=lambda node: node.lineno, default=None)
     return place.program.place(last) if last is not None else None
 
 
-def _returned(node: ast.stmt) -> set[str]:
-    return {ast.unparse(one) for one in _results(node)} if isinstance(node, ast.Return) else set()
+def _returned(place: Place, node: ast.stmt) -> set[str]:
+    if not isinstance(node, ast.Return):
+        return set()
+    lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    return {ast.unparse(one) for one in _results(place) if one.lineno in lines}
 
 
 def _without_graph(window: Window, rows: Ints, alone: Ints, place: Place) -> Cuts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,11 +16,13 @@ from memprof.rules.graph_lines import calling_place, is_unlearned, running_sum, 
 from memprof.rules.lifespan import outlive_steps
 from memprof.rules.references import advice_on_exceptions
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.rules.source_facts import lines_of_training
 from memprof.rules.stored_contexts import advice_on_context, stored_attribute
 from memprof.source_code.call_sites import handed_to
-from memprof.source_code.idioms import growing, keyword
+from memprof.source_code.idioms import growing
 from memprof.source_code.patch import diff, wrapped
 from memprof.source_code.program import LOOPS, Place, Program, assigned, calls_in, place_of
+from memprof.source_code.retained_graphs import asks_to_retain
 from memprof.source_code.values import goes_backward, is_object, survives_call
 from memprof.trace import EMPTY, Category, Frame, Phase
 from memprof.views.window import Bools, Ints, Window
@@ -40,6 +43,7 @@ _NEARLY_ALL = 0.9
 """Of the bytes, that one step made."""
 _FEWEST_KEEPING = 2
 """Statements that keep the graph of one pass, of which cutting off one saves nothing."""
+_GOING_BACKWARD = ("backward", "grad", "manual_backward")
 _MOSTLY = 0.5
 """Share of the bytes that backward passes freed: what is dropped unused goes at any other time. And
 of those that graphs have saved."""
@@ -68,7 +72,8 @@ class OldGraphs(WasteRule[OldGraph]):
         if not mask.any() or _grows(window, mask) or _is_awaited(window, mask):
             return
         at_peak = mask & window.at_peak
-        is_of_few = len(np.unique(window.module[at_peak])) < _LEAST_MODULES
+        in_modules = at_peak & (window.module > 0) & ~_is_left_of_learnt(window, at_peak)
+        is_of_few = len(np.unique(window.module[in_modules])) < _LEAST_MODULES
         if is_of_few and not _is_mostly_saved(window, at_peak):
             return
         others = _going_with(window, mask)
@@ -143,6 +148,8 @@ class OldGraphs(WasteRule[OldGraph]):
             )
         if added is not None:
             each = f": add `{ast.unparse(added.value)}` detached, or its number (`.item()`)"
+        elif not places and site is not None and _is_learnt_at(case, site):
+            each = f": detach what is kept of line {site.line}'s result, which the step learns from"
         yield Advice("detach", f"{why}{each}.", places[0] if places else site)
         if added is not None:  # a line that is known to keep them says more than where they are of
             yield from unbuilt
@@ -166,8 +173,8 @@ def _carried(case: Case) -> list[str]:
 def _unbuilt(
     match: OldGraph, case: Case, site: Place, several: Sequence[Place], why: str
 ) -> Iterator[Advice]:
-    """No graph at all, where no backward pass goes through it."""
-    if not _is_left_alone(match, case):
+    """No graph at all, where no backward pass goes through it, nor through any of that line."""
+    if _is_learnt_at(case, site) or not _is_left_alone(match, case):
         return
     is_kept_by_several = len(several) >= _FEWEST_KEEPING
     patch = under_no_grad(case)
@@ -179,6 +186,12 @@ def _unbuilt(
         yield Advice(
             "no_grad", f"{why}: {kept_at} backward pass goes through them.", site, patch=patch
         )
+
+
+def _is_learnt_at(case: Case, site: Place) -> bool:
+    """Whether backward passes go through what a statement on the way to the tensors computes."""
+    lines = lines_of_training(case.window)
+    return any(frame in lines for frame, place in case.frames if place is site)
 
 
 def _is_of_itself(place: Place, name: str) -> bool:
@@ -320,6 +333,36 @@ def _is_of_graph(window: Window) -> Bools:
     return saved
 
 
+def _is_left_of_learnt(window: Window, at_peak: Bools) -> Bools:
+    """What is left of passes of which a backward pass of their step has freed the most.
+
+    That went through them: it is their results, which something else has saved as well.
+    """
+    saved = np.flatnonzero(
+        (window.category == Category.ACTIVATION)
+        & (window.module > 0)
+        & np.isin(window.made_in, np.unique(window.made_in[at_peak]))
+    )
+    freed, left = Counter[tuple[int, tuple[Frame, ...]]](), Counter[tuple[int, tuple[Frame, ...]]]()
+    callers = {
+        stack: tuple(window.user_frames(window.trace.stack(stack)))
+        for stack in np.unique(window.lives.stack[saved]).tolist()
+    }
+    keys = [
+        (step, callers[stack])
+        for step, stack in zip(
+            window.made_in[saved].tolist(), window.lives.stack[saved].tolist(), strict=True
+        )
+    ]
+    for key, is_freed in zip(
+        keys, (window.freed_by[saved] == Phase.BACKWARD).tolist(), strict=True
+    ):
+        (freed if is_freed else left)[key] += 1
+    of_learnt = np.zeros(len(window.lives), dtype=bool)
+    of_learnt[saved] = [freed[key] >= left[key] for key in keys]
+    return of_learnt
+
+
 def _is_mostly_saved(window: Window, at_peak: Bools) -> bool:
     """Whether searches in the job came upon most of it through graphs that something holds."""
     nbytes = window.bytes_of(at_peak & _saved_stacks(window))
@@ -362,12 +405,11 @@ def _step_ends(window: Window, rows: Ints) -> Ints:
 
 def _retains(window: Window) -> bool:
     """Whether a call of the program asks for a graph to be retained."""
-    given = (
-        keyword(call, "retain_graph")
+    return any(
+        asks_to_retain(call, window.programs)
         for program in window.programs
-        for call in calls_in(program.tree, "backward", "grad")
+        for call in calls_in(program.tree, *_GOING_BACKWARD)
     )
-    return any(one is not None and getattr(one, "value", True) is not False for one in given)
 
 
 def _grows(window: Window, mask: Bools) -> bool:

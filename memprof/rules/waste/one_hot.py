@@ -13,8 +13,8 @@ from memprof.rules.case import Case
 from memprof.rules.large_tensor import LargeTensor, large_tensor, one_of_several
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.einsums import einsum_of
-from memprof.source_code.encodings import Encoding, encodings
-from memprof.source_code.idioms import CASTING, without_casts
+from memprof.source_code.encodings import Encoding, encodings, is_returned, returned_to
+from memprof.source_code.idioms import CASTING, keyword, without_casts
 from memprof.source_code.program import (
     Place,
     assigned,
@@ -22,6 +22,7 @@ from memprof.source_code.program import (
     called_name,
     calls_in,
     place_of,
+    root_name,
 )
 from memprof.source_code.smoothed_labels import SmoothedLabels, smoothed_labels
 from memprof.source_code.values import values_of
@@ -42,7 +43,22 @@ _OF_BATCHES = frozenset(("mT", "permute"))
 """Those of them that may turn each matrix of a batch."""
 _PRODUCTS = frozenset(("matmul", "mm"))
 _ARGUMENTS = 2
-"""Of `one_hot`: the indices, and how many classes there are."""
+"""Of `one_hot`: the indices, and how many classes there are; of a cross-entropy as well."""
+_MULTIPLYING = frozenset(("mul", "multiply"))
+_ENTROPY, _ENTROPY_LAYER = "cross_entropy", "CrossEntropyLoss"
+_WEIGHT = "weight"
+"""Setting of a cross-entropy that is not the same for a table and for indices."""
+_OF_PRODUCTS = _MULTIPLYING | _TURNING | _PRODUCTS | CASTING | {_MAKER, "einsum"}
+"""Calls in a product that make no other factor."""
+_OF_TABLES = frozenset(
+    (
+        *("arange", "eye", "index_select", "new_zeros", "reshape", "scatter", "scatter_", "size"),
+        *("sum", "unsqueeze", "view", "zeros", "zeros_like", _ENTROPY),
+    )
+)
+"""Calls that make a table, that shape its indices, or that read it."""
+_LEAST_PART = 8
+"""By which truth values are smaller than the table in double precision."""
 _DIMENSIONS = 2
 """Of a table of one row for each index."""
 
@@ -118,28 +134,36 @@ class OneHot(WasteRule[OneHotTable]):
             yield smoothed
             return
         large = large_tensor(window)
-        if large is None or large.place is None:
+        if large is None:
             return
+        for one in _each_made(window, large):
+            match = self._of_place(window, one)
+            if match is not None:
+                yield match
+                return
+
+    def _of_place(self, window: Window, large: LargeTensor) -> OneHotTable | None:
+        """What a tensor is there for, by the statement that made it."""
+        if large.place is None:
+            return None
         statements = weighing_statements(large.place)
         if statements:
-            rows = _made_at(window, large, statements)
-            yield self._match(window, large, rows, Use.WEIGHS)
-            return
+            return self._match(window, large, _made_at(window, large, statements), Use.WEIGHS)
         counting = _counting_statements(large.place)
         if counting is not None:
             rows = _made_at(window, large, counting.statements)
-            yield self._match(window, large, rows, Use.COUNTS, counting.instead)
-            return
-        picking = picking_statement(large.place)
-        product = multiplying_product(large.place) if picking is None else None
-        reading = product.statement if product is not None else picking
-        if reading is None:
-            return
-        rows = _made_for(window, large, reading)
-        if product is None:
-            yield self._match(window, large, rows, Use.PICKS)
-        else:
-            yield self._match(window, large, rows, product.use, product.instead)
+            return self._match(window, large, rows, Use.COUNTS, counting.instead)
+        for place, tables in _places_of_table(window, large):
+            picking = picking_statement(place, tables)
+            product = multiplying_product(place, tables) if picking is None else None
+            reading = product.statement if product is not None else picking
+            if reading is None:
+                continue
+            rows = _made_for(window, large, place, tables, reading)
+            if product is None:
+                return self._match(window, large, rows, Use.PICKS)
+            return self._match(window, large, rows, product.use, product.instead)
+        return None
 
     def _smoothed(self, window: Window, large: LargeTensor) -> OneHotTable | None:
         """The table of smoothed labels, where a tensor as large as the largest is one."""
@@ -210,6 +234,61 @@ class OneHot(WasteRule[OneHotTable]):
         yield Advice("class_indices", why, case.site, typed=match.instead)
 
 
+def _each_made(window: Window, large: LargeTensor) -> Iterator[LargeTensor]:
+    """The large tensor, and those of its size at the peak that other statements have made.
+
+    Of a statement that computes something else besides, its own operators cannot be told apart.
+    """
+    yield large
+    rows_of = {window.frame_of(row): row for row in _made_by_operators(window, large)[::-1]}
+    for frame, row in rows_of.items():
+        place = place_of(frame)
+        if place is not None and row != large.row and _makes_table_alone(place.statement):
+            yield replace(large, row=row, place=place)
+
+
+def _made_by_operators(window: Window, large: LargeTensor) -> list[int]:
+    """Those of its size that an operator on the reported line made, and nothing called there."""
+    return [row for row in large.there.tolist() if window.frame_of(row) in window.stack(row)[:1]]
+
+
+def _makes_table_alone(statement: ast.stmt) -> bool:
+    """Whether no operator of a statement makes anything but a table, its copies and products.
+
+    What it calls of the program is made elsewhere.
+    """
+    known = _OF_PRODUCTS | _OF_TABLES
+    calls = calls_in(statement)
+    if calls_in(statement, _ENTROPY) and any(isinstance(n, ast.BinOp) for n in ast.walk(statement)):
+        return False
+    return all(
+        called_name(call) in known
+        or isinstance(call.func, ast.Name)
+        or root_name(call.func) == "self"
+        for call in calls
+    )
+
+
+def _places_of_table(
+    window: Window, large: LargeTensor
+) -> Iterator[tuple[Place, Sequence[Encoding]]]:
+    """The statement that makes the tables, or that calls a function which returns one to it."""
+    place = large.place
+    tables = encodings(place) if place is not None else []
+    if place is None or not tables:
+        return
+    yield place, tables
+    line = window.frame_of(large.row)
+    frames = window.user_frames(window.stack(large.row))
+    outside = frames[frames.index(line) + 1 :] if line in frames else []
+    caller = place_of(outside[0]) if outside else None
+    if caller is None or place.function is None or len(tables) != 1:
+        return
+    table = returned_to(caller, tables[0], place.function)
+    if table is not None and is_returned(place, tables[0]):
+        yield caller, [table]
+
+
 def weighing_statements(place: Place) -> tuple[ast.stmt, ...]:
     """Those that make a table which only a linear layer reads, join it of others, and read it.
 
@@ -230,16 +309,19 @@ def _is_linear(place: Place, call: ast.Call) -> bool:
     """Whether a call is that of a linear layer, by what its name was bound to in the file."""
     if called_name(call) == "linear" and len(call.args) > 1:
         return True
-    layer = ast.unparse(call.func)
+    return _is_made_by(place, call.func, "Linear")
+
+
+def _is_made_by(place: Place, called: ast.expr, class_: str) -> bool:
+    """Whether what is called is an object of a class, by what its name is bound to in the file."""
+    name = ast.unparse(called)
     made = [
         value
         for node in place.program.nodes
         for target, value in assigned(node)
-        if ast.unparse(target) == layer
+        if ast.unparse(target) == name
     ]
-    return bool(made) and all(
-        value is not None and called_name(value) == "Linear" for value in made
-    )
+    return bool(made) and all(value is not None and called_name(value) == class_ for value in made)
 
 
 def _table_nodes(place: Place, value: ast.expr | None) -> list[ast.expr]:
@@ -269,12 +351,14 @@ def _all_tables(place: Place, values: Sequence[ast.expr | None]) -> list[ast.exp
     return [node for part in nodes for node in part] if nodes and all(nodes) else []
 
 
-def picking_statement(place: Place) -> ast.stmt | None:
+def picking_statement(place: Place, tables: Sequence[Encoding] | None = None) -> ast.stmt | None:
     """The statement that sums a product with the table that a statement makes; None without.
 
-    Also none where the function reads the table anywhere else, but to count its rows by a sum.
+    So does a cross-entropy whose target it is. Also none where the function reads the table
+    anywhere else, but to count its rows by a sum. ``tables`` are those of the statement, where they
+    are known.
     """
-    tables = encodings(place)
+    tables = encodings(place) if tables is None else tables
     if not tables:
         return None
     makers = [table.made for table in tables]
@@ -297,16 +381,44 @@ def picking_statement(place: Place) -> ast.stmt | None:
     functions = [call.func for call in calls_in(place.scope, "sum")]
     counted = {id(one.value) for one in functions if isinstance(one, ast.Attribute)}
     picking = [node for node in reads if id(node) not in counted]
-    for total in calls_in(place.scope, "sum", "einsum"):
-        product = _summed(total, place) if called_name(total) == "sum" else _sum_of_values(total)
+    for total in calls_in(place.scope):
+        product = _product_in(total, place, makers)
         if product is None:
             continue
         inside = set(map(id, ast.walk(product)))
-        of_table = any(id(node) in inside for node in (*makers, *picking))
-        if of_table and all(id(node) in inside for node in picking):
+        # What a statement binds that has the product as well is no table.
+        is_made_there = all(id(node) in inside for node in makers)
+        is_read_there = bool(picking) and all(id(node) in inside for node in picking)
+        if is_made_there or is_read_there:
             at = place.program.at(product.lineno)
             return at.statement if at is not None else None
     return None
+
+
+def _product_in(call: ast.Call, place: Place, makers: Sequence[ast.expr]) -> ast.expr | None:
+    """What a sum, an `einsum` or a cross-entropy multiplies value by value; None of other calls."""
+    if called_name(call) == "sum":
+        return _summed(call, place)
+    return _sum_of_values(call) or _wanted(call, place, makers)
+
+
+def _wanted(call: ast.Call, place: Place, makers: Sequence[ast.expr]) -> ast.expr | None:
+    """The target of a cross-entropy, by the function or by an ``nn.CrossEntropyLoss``.
+
+    None where it is no variable and not the table itself, as of labels that are mixed; nor with
+    weights of the classes, which count otherwise for a table.
+    """
+    layers = calls_in(place.program.tree, _ENTROPY_LAYER)
+    is_layer = _is_made_by(place, call.func, _ENTROPY_LAYER)
+    if not (is_layer or called_name(call) == _ENTROPY) or len(call.args) > _ARGUMENTS:
+        return None
+    given = [one.arg for made in (call, *(layers if is_layer else ())) for one in made.keywords]
+    if _WEIGHT in given or any(one.args for one in layers if is_layer):
+        return None
+    target = keyword(call, "target")
+    target = call.args[1] if target is None and len(call.args) > 1 else target
+    table = _without_turns(target)[0]
+    return target if isinstance(table, ast.Name) or table in makers else None
 
 
 def _copying_statements(place: Place) -> list[ast.Assign]:
@@ -323,12 +435,12 @@ def _copying_statements(place: Place) -> list[ast.Assign]:
     return copies
 
 
-def multiplying_product(place: Place) -> Product | None:
+def multiplying_product(place: Place, tables: Sequence[Encoding] | None = None) -> Product | None:
     """The one product of matrices that reads the table which a statement makes, as its left side.
 
-    None where the function reads the table anywhere else.
+    None where the function reads the table anywhere else. ``tables`` as in `picking_statement`.
     """
-    tables = encodings(place)
+    tables = encodings(place) if tables is None else tables
     if len(tables) != 1:
         return None
     made, filling = tables[0].made, tables[0].filling
@@ -413,7 +525,7 @@ def _instead(table: Encoding, rows: ast.expr, use: Use) -> str:
     return f"{x}.new_zeros({classes}, {x}.size(-1)).index_add(0, {index}, {x})"
 
 
-def _is_plain(place: Place, maker: ast.Call) -> bool:
+def _is_plain(place: Place, maker: ast.expr) -> bool:
     """Whether a statement binds a name to the table itself, in another type perhaps."""
     statement = place.statement
     value = statement.value if isinstance(statement, ast.Assign) else None
@@ -471,8 +583,11 @@ def _turns_a_batch(value: ast.expr) -> bool:
     return not _OF_BATCHES.isdisjoint(turned) or any(dimensions)
 
 
-def _summed(total: ast.Call, place: Place) -> ast.BinOp | None:
-    """The product that ``(a * b).sum(-1)`` or ``torch.sum(a * b, -1)`` sums; by a name, too."""
+def _summed(total: ast.Call, place: Place) -> ast.expr | None:
+    """The product that ``(a * b).sum(-1)`` or ``torch.sum(torch.mul(a, b), -1)`` sums.
+
+    By a name, too.
+    """
     receiver = total.func.value if isinstance(total.func, ast.Attribute) else None
     for summed in (receiver, *total.args[:1]):
         value = summed
@@ -486,7 +601,8 @@ def _summed(total: ast.Call, place: Place) -> ast.BinOp | None:
             value = next(bound, None)
         while isinstance(value, ast.UnaryOp):
             value = value.operand
-        if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
+        is_product = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult)
+        if value is not None and (is_product or called_name(value) in _MULTIPLYING):
             return value
     return None
 
@@ -548,36 +664,60 @@ def _made_of_labels(
     return np.unique(np.concatenate([read, *map(of, labels.making)]))
 
 
-def _made_for(window: Window, large: LargeTensor, picking: ast.stmt) -> Ints:
+def _made_for(
+    window: Window,
+    large: LargeTensor,
+    place: Place,
+    tables: Sequence[Encoding],
+    reading: ast.stmt,
+) -> Ints:
     """The table, its copy in a floating type and the product, in every step.
 
     Where the other factor is computed in the same statement the copies cannot be told from it:
-    then only the table counts.
+    then only the table counts. ``place`` is that of the statement that has the ``tables``.
     """
-    lives, place = window.lives, large.place
+    lives, made_at = window.lives, large.place
     table = lives.stack == lives.stack[large.row]
     table &= lives.requested == lives.requested[large.row]
     products = [
         node
-        for node in ast.walk(picking)
-        if isinstance(node, ast.BinOp) or einsum_of(node) is not None
+        for node in ast.walk(reading)
+        if isinstance(node, ast.BinOp)
+        or called_name(node) in _MULTIPLYING
+        or einsum_of(node) is not None
     ]
+    own = set(map(id, (one.made for one in tables)))
     computes = any(
-        called_name(call) not in {_MAKER, "einsum", *CASTING, *_TURNING, *_PRODUCTS}
+        called_name(call) not in _OF_PRODUCTS and id(call) not in own
         for product in products
         for call in ast.walk(product)
         if isinstance(call, ast.Call)
     )
-    if place is None or computes:
+    if made_at is None:
         return np.flatnonzero(table)
-    lines = {
-        line
-        for one in (place.statement, *_copying_statements(place), picking)
-        for line in range(one.lineno, (one.end_lineno or one.lineno) + 1)
-    }
+    is_entropy = not products
+    if is_entropy and place.statement is reading:
+        table = lives.stack == lives.stack[large.row]  # what the loss makes itself has others
     sizes = [int(lives.requested[large.row]) // by for by in _NARROWER]
-    copies = made_at_lines(window, place.program.filename, lines) & np.isin(lives.requested, sizes)
-    return np.flatnonzero(table | copies)
+    if any(one.makes_more for one in tables) and _makes_table_alone(made_at.statement):
+        made = made_at_lines(window, made_at.program.filename, _lines([made_at.statement]))
+        made &= (window.phase != Phase.BACKWARD) & ~window.has_owner
+        made &= lives.requested >= lives.requested[large.row] // _LEAST_PART
+        if not is_entropy or place.statement is not reading:
+            sizes += np.unique(lives.requested[made]).tolist()
+            table |= made
+    if computes or (is_entropy and place.statement is reading):
+        return np.flatnonzero(table)
+    statements = [place.statement, *_copying_statements(place)]
+    statements += [reading] if products else []  # a loss makes others of that size
+    copies = made_at_lines(window, place.program.filename, _lines(statements))
+    return np.flatnonzero(table | (copies & np.isin(lives.requested, sizes)))
+
+
+def _lines(statements: Sequence[ast.stmt]) -> set[int]:
+    return {
+        line for one in statements for line in range(one.lineno, (one.end_lineno or one.lineno) + 1)
+    }
 
 
 RULE = OneHot()

@@ -12,8 +12,9 @@ from memprof.rules.case import Case
 from memprof.rules.graph_lines import retaining
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.rules.unvisited_passes import unvisited_passes
-from memprof.source_code.idioms import keyword, read_by_itself
+from memprof.source_code.idioms import read_by_itself
 from memprof.source_code.program import Place, bound_names, calls_in, loaded_names, place_of
+from memprof.source_code.retained_graphs import asks_to_retain, retain_argument
 from memprof.source_code.values import values_of
 from memprof.trace import EMPTY, Action, Category, Frame, Phase
 from memprof.units import format_bytes
@@ -26,6 +27,11 @@ _PART = 0.05
 """Of the bytes, that a module has which takes part in the graph that stays."""
 _LEAST_MODULES = 3
 """Modules whose activations stay: fewer are a result that is kept, and no graph."""
+_GOING_BACKWARD = ("backward", "grad", "manual_backward")
+_LEAST_TENSORS = 3
+"""Of fewer modules, which call functions: what each step keeps of them."""
+_MOST_FREED = 0.1
+"""Of what such modules saved in these steps, that a backward pass frees: it keeps the graph."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,14 +76,15 @@ class RetainedGraph(WasteRule[Retained]):
         through = (own >= 0) & _stays_through_passes(window, activation, own)
         rows, at = activation[over | through], np.where(through, own, last)[over | through]
         modules = window.module[rows]
-        if len(set(modules.tolist()) - {0}) < _LEAST_MODULES:
+        is_whole = _is_whole(window, rows)
+        if len(set(modules.tolist()) - {0}) < _LEAST_MODULES and not is_whole:
             return
         sizes = lives.size[activation]
         is_within = 2 * int(sizes[through].sum()) > int(sizes[over | through].sum())
         saving = window.replayed(window.ended_at(rows, at))
         mask = np.zeros(len(window.lives), dtype=bool)
         mask[rows] = True
-        if _is_carried(window, rows, window.main_site(mask)):
+        if not is_whole and _is_carried(window, rows, window.main_site(mask)):
             return
         until = np.unique(at)
         called_at = _called_at(window, until)
@@ -156,6 +163,24 @@ class RetainedGraph(WasteRule[Retained]):
         )
 
 
+def _is_whole(window: Window, rows: Ints) -> bool:
+    """Whether graphs of few modules stay whole, and a backward pass is asked to leave them so."""
+    rows = rows[window.module[rows] > 0]
+    steps = np.unique(window.made_in[rows])
+    if len(rows) < _LEAST_TENSORS * max(1, len(steps)):
+        return False
+    saved = (window.category == Category.ACTIVATION) & (window.module > 0)
+    saved &= np.isin(window.made_in, steps)
+    freed = saved & (window.freed_by == Phase.BACKWARD)
+    if window.bytes_of(freed) > _MOST_FREED * window.bytes_of(saved):
+        return False
+    return any(
+        asks_to_retain(call, window.programs)
+        for program in window.programs
+        for call in calls_in(program.tree, *_GOING_BACKWARD)
+    )
+
+
 def _is_carried(window: Window, rows: Ints, row: int) -> bool:
     """Whether it is mostly what one module makes, and the next turn of a loop is given.
 
@@ -174,8 +199,8 @@ def _is_carried(window: Window, rows: Ints, row: int) -> bool:
 
 def _asks(calling: Place) -> bool:
     """Whether a statement goes backward and retains the graph."""
-    calls = calls_in(calling.statement, "backward", "grad")
-    return any(keyword(call, "retain_graph") is not None for call in calls)
+    calls = calls_in(calling.statement, *_GOING_BACKWARD)
+    return any(retain_argument(call) is not None for call in calls)
 
 
 def _is_of_losses(calling: Place, case: Case) -> bool:
@@ -301,7 +326,7 @@ def _advice_on_carried(site: Place, calling: Place) -> Iterator[Advice]:
     """
     bound = {one.id for one in bound_names(site.statement) if isinstance(one, ast.Name)}
     carried = sorted(bound & loaded_names(site.statement))
-    asks = any(keyword(call, "retain_graph") is not None for call in calls_in(calling.statement))
+    asks = any(retain_argument(call) is not None for call in calls_in(calling.statement))
     if site.loop is None or site.loop is not calling.loop or not (carried and asks):
         return
     name, line = carried[0], calling.statement.lineno

@@ -47,7 +47,7 @@ class Retry(WasteRule[FailedTryTensors]):
         """Tensors that the `try` block made and that are there when the handler makes the peak."""
         if window.peak.event < 0:
             return
-        now = window.trace.stack(int(window.trace.events.stack[window.peak.event]))
+        now = window.stack_at_peak
         handling = _handling(now)
         if handling is None:
             return

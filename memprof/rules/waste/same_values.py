@@ -47,6 +47,7 @@ class SameValuesRule(WasteRule[SameValues]):
     fixes = ("store_once", "reshape")
     yields_to = (
         *("repeated", "copy-of-model", "frozen-twin", "second-states", "mostly-zeros"),
+        *("pairwise-differences", "summed-products", "undivided-batch"),
         "bytes-as-floats",  # what the source tells; by their values alone they are none there
     )
 
@@ -171,12 +172,13 @@ def _own(window: Window, key: tuple[int, int], values: Values, *, is_within: boo
     """What a stack made in a size, but for what training computes with.
 
     Layers whose weights are zero as training begins return what they are given, or the same for
-    all. A mask of one byte a value is nothing that they return, nor is what comes of no weight.
+    all. A mask of one byte a value is nothing that they return, nor is what comes of no weight and
+    has few different values, as a bias for what is padded.
     """
     excluded = set(_TRAINED)
     if is_within:
         excluded.add(Category.INPUT)
-    if values.item_bytes != 1 and not values.are_graphless:
+    if values.item_bytes != 1 and not (values.are_graphless and values.distinct):
         excluded.add(Category.ACTIVATION)
     own = rows_of(window, *key) & ~np.isin(window.category, tuple(excluded))
     mask: Bools = own & (window.phase != Phase.BACKWARD)

@@ -9,14 +9,14 @@ import ast
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeGuard
 
 import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.adapters import Adapter, adapters_by_hand
-from memprof.source_code.program import Place, Program, called_name
+from memprof.source_code.program import Program, called_name
+from memprof.source_code.unfreezing import unfreezing
 from memprof.trace import Category
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Window
@@ -90,7 +90,7 @@ class TrainedBase(WasteRule[TrainedBaseWeights]):
             place = case.place_at(at.program.filename, at.line)
             yield Advice("freeze_params", why, place or case.site, typed=_FREEZING)
             return
-        places = [place for program in programs for place in _unfreezing(program)]
+        places = [place for program in programs for place in unfreezing(program)]
         place = places[0] if len(places) == 1 else None
         by = f"`{ast.unparse(place.statement)}`" if place is not None else "something"
         why = (
@@ -143,33 +143,6 @@ def _beside_adapters(window: Window, adapter: Adapter) -> list[bool]:
             models.add(layer.partition(".")[0])
             layers.update(own)
     return [name.partition(".")[0] in models and name not in layers for name in names]
-
-
-def _unfreezing(program: Program) -> Iterator[Place]:
-    """The statements that have gradients made of what had none."""
-    for node in program.nodes:
-        if isinstance(node, (ast.Assign, ast.Expr)) and _unfreezes(node):
-            place = program.place(node)
-            if place is not None:
-                yield place
-
-
-def _unfreezes(statement: ast.Assign | ast.Expr) -> bool:
-    """``model.requires_grad_(True)``, or ``parameter.requires_grad = True``."""
-    value = statement.value
-    if isinstance(statement, ast.Expr):
-        given = [*value.args, *(one.value for one in value.keywords)] if _switches(value) else None
-        return given == [] or (given is not None and all(map(_is_true, given)))
-    names = [one.attr for one in statement.targets if isinstance(one, ast.Attribute)]
-    return "requires_grad" in names and _is_true(value)
-
-
-def _switches(value: ast.expr) -> TypeGuard[ast.Call]:
-    return isinstance(value, ast.Call) and called_name(value) == "requires_grad_"
-
-
-def _is_true(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and value.value is True
 
 
 def _is_checkpointed(program: Program) -> bool:

@@ -203,8 +203,7 @@ def _match(window: Window, unread: Bools, rows: Ints, peak: int) -> UnreadTensor
 def _variable(window: Window, row: int, last: int) -> tuple[str, Frame | None]:
     """The variable of a running function that has a tensor, and its line at the last read."""
     made_by = window.stack(row)
-    stacks = window.trace.events.stack
-    at_peak = window.trace.stack(int(stacks[window.peak.event]))
+    stacks, at_peak = window.trace.events.stack, window.stack_at_peak
     back = still_running(made_by, at_peak)
     place = place_of(made_by[-back]) if back is not None else None
     if back is None or place is None:

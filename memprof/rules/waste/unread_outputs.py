@@ -15,6 +15,7 @@ from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind, is_of_library
 from memprof.source_code.idioms import arguments_named, keyword
 from memprof.source_code.program import Place, Program, assigned, calls_in, place_of
+from memprof.source_code.settings import may_be_true
 from memprof.trace import Frame
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Ints, Window
@@ -89,8 +90,12 @@ class UnreadOutputsOfModels(WasteRule[UnreadOutputs]):
             return
         kept = _kept_beyond_pass(window)
         of_cache = np.isin(window.lives.stack, _stacks_of_caches(window))
-        yield from _matches(window, kept & ~of_cache, _asks_by_flag)
         kept_to_end = _kept_beyond_pass(window, to_its_end=True)
+        of_flag = list(_matches(window, kept & ~of_cache, _asks_by_flag))
+        # An output of which one field is read at once goes before anything else is made: of that
+        # field more is there later.
+        unread = kept_to_end & ~kept & ~of_cache
+        yield from of_flag or _matches(window, unread, _asks_by_flag)
         yield from _matches(window, kept_to_end & of_cache, _asks_by_default)
         yield from _matches(window, _kept_of_tokens(window), _asks_for_tokens)
 
@@ -175,11 +180,18 @@ def _asks_by_flag(window: Window, row: int) -> _Call | None:
         if place is not None and flag:
             which = states_read(place, window.programs, flag)
             return _Call(frame, flag, last_is_read=which == _LAST)
+    return _asked_elsewhere(window, frames, _FLAGS)
+
+
+def _asked_elsewhere(
+    window: Window, frames: Sequence[Frame], flags: Mapping[str, Sequence[str]]
+) -> _Call | None:
+    """The innermost line, which calls a model, and the one place that has it asked for."""
     innermost = place_of(frames[0]) if frames else None
     if innermost is None or _is_taken_apart(innermost):
         return None
-    for flag in _FLAGS:
-        asked = [one for one in arguments_named(window.programs, flag) if _is_true(one[1])]
+    for flag in flags:
+        asked = _asked(window.programs, flag)
         which = states_read(innermost, window.programs, flag)
         if len(asked) == 1 and which != _ANY:
             (asked_in, value) = asked[0]
@@ -187,14 +199,35 @@ def _asks_by_flag(window: Window, row: int) -> _Call | None:
     return None
 
 
+def _asked(programs: Sequence[Program], flag: str) -> list[tuple[Place, ast.expr]]:
+    """Where a flag is true: an argument, an entry, ``config.output_attentions = True``.
+
+    Where none is written as true, those that a variable or a setting of the program makes true.
+    """
+    settings = list(arguments_named(programs, flag))
+    settings += [
+        (place, value)
+        for program in programs
+        for node in program.nodes
+        for target, value in assigned(node)
+        if isinstance(target, ast.Attribute) and target.attr == flag and value is not None
+        if (place := program.place(value)) is not None
+    ]
+    written = [(place, value) for place, value in settings if _is_true(value)]
+    return written or [
+        (place, value) for place, value in settings if may_be_true(place, value, programs)
+    ]
+
+
 def _asks_for_tokens(window: Window, row: int) -> _Call | None:
     """The line that asks `generate` for what it computed each new token from."""
-    for frame in window.user_frames(window.stack(row)):
+    frames = window.user_frames(window.stack(row))
+    for frame in frames:
         place = place_of(frame)
         flag = unread_flag(place, window.programs, _OF_TOKENS) if place is not None else ""
         if flag:
             return _Call(frame, flag)
-    return None
+    return _asked_elsewhere(window, frames, _OF_TOKENS)
 
 
 def _asks_by_default(window: Window, row: int) -> _Call | None:

@@ -64,7 +64,7 @@ class UnreadVariable(WasteRule[UnreadValue]):
         """Each variable of the functions that run at the peak, with its tensors there."""
         if window.peak.event < 0:
             return
-        at_peak = window.trace.stack(int(window.trace.events.stack[window.peak.event]))
+        at_peak = window.stack_at_peak
         lives = window.lives
         # What lay there as a backward pass began, and outlived it, is perhaps none of its graph's.
         outlives = (window.category == Category.ACTIVATION) & (window.freed_by != Phase.BACKWARD)

@@ -9,7 +9,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from memprof.cpython.frame_locals import frame_variable
-from memprof.trace import EMPTY, NOT_RECORDED, Phase
+from memprof.trace import EMPTY, NOT_RECORDED, THREAD, Phase
 
 __all__ = [
     "NO_TASK",
@@ -177,7 +177,7 @@ def _thread_name() -> str:
         return ""
     # Not `current_thread()`, which would make an object for a thread of C's.
     thread = threading._active.get(ident)  # type: ignore[attr-defined]
-    return f"thread {_NUMBERS.sub('', thread.name)}" if thread is not None else ""
+    return f"{THREAD}{_NUMBERS.sub('', thread.name)}" if thread is not None else ""
 
 
 class Threads(threading.local):
