@@ -31,6 +31,18 @@ class InPlace(Experts):
         return torch.einsum("ni,nio->no", rows, self.weight[kinds])
 
 
+class LookedUp(nn.Module):
+    """The matrices are rows of an embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrices = nn.Embedding(KINDS, WIDTH * WIDTH)
+
+    def forward(self, rows, kinds):
+        weight = self.matrices(kinds).view(-1, WIDTH, WIDTH)
+        return torch.bmm(rows.unsqueeze(1), weight).squeeze(1)
+
+
 class Computed(Experts):
     """Of a name: what the matrices are made of is smaller still."""
 
@@ -107,6 +119,11 @@ def looks_alike():
     [
         (Gathered, "own = self.weight[kinds]", "self.weight"),
         (InPlace, 'return torch.einsum("ni,nio->no", rows, self.weight[kinds])', "self.weight"),
+        (
+            LookedUp,
+            "weight = self.matrices(kinds).view(-1, WIDTH, WIDTH)",
+            "self.matrices.weight",
+        ),
         (Computed, "own = torch.index_select(weight, 0, kinds)", "weight"),
         (ComputedElsewhere, "own = weight.index_select(0, kinds)", "weight"),
     ],

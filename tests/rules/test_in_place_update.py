@@ -31,6 +31,18 @@ class ByIndex(Bank):
         bank[index] = 0.5 * bank[index] + new.tanh()
 
 
+class Counted(Bank):
+    """What has no graph is written into first."""
+
+    def __init__(self):
+        super().__init__()
+        self.times = torch.zeros(ROWS)
+
+    def update(self, bank, index, new):
+        self.times[index] = 1.0
+        self.rows[index] = 0.5 * self.rows[index] + new.tanh()
+
+
 class WithoutGraph(Bank):
     @torch.no_grad()
     def update(self, bank, index, new):
@@ -61,11 +73,13 @@ def looks_alike():
     return training(WithoutGraph)
 
 
-@pytest.mark.parametrize("kind", [Bank, ByIndex])
-def test_the_statement_that_writes_is_to_build_no_graph(kind, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "name", "line"), [(Bank, "bank", 1), (ByIndex, "bank", 1), (Counted, "self.rows", 2)]
+)
+def test_the_statement_that_writes_is_to_build_no_graph(kind, name, line, tmp_path):
     found = findings_of(lambda: training(kind), tmp_path / "run.json", 24)[0]
     first, second, *_ = found.remedies
     assert (found.rule, first.fix, second.fix) == ("in-place-update", "no_grad", "detach")
-    assert first.line == kind.update.__code__.co_firstlineno + 1
-    assert "`bank` is written into with values that have a graph" in first.why
+    assert first.line == kind.update.__code__.co_firstlineno + line
+    assert f"`{name}` is written into with values that have a graph" in first.why
     assert "in-place-update" not in names(looks_alike, tmp_path / "fixed.json")

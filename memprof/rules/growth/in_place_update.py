@@ -51,9 +51,12 @@ class InPlaceUpdates(GrowthRule[InPlaceUpdate]):
         """A graph that hangs on a tensor by operators that write into it, and their statement."""
         for holder in case.finding.holders:
             kinds = _writing_nodes(holder)
-            written = next(_statements(case, kinds), None) if kinds else None
-            if written is not None:
-                return InPlaceUpdate(*written, holder)
+            statements = list(_statements(case, kinds)) if kinds else []
+            if statements:
+                # Other tensors may be written into in the same functions, with no graph.
+                names = {link.name.rpartition(".")[2] for link in holder.links} - {""}
+                of_name = (one for one in statements if one[1].rpartition(".")[2] in names)
+                return InPlaceUpdate(*next(of_name, statements[0]), holder)
         return None
 
     def advice(self, cause: InPlaceUpdate, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the statement says all

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -27,6 +28,8 @@ _DEEPEST = 3
 """Calls that hand a factor on, one to the next."""
 _WIDENING = frozenset(("reshape", "unflatten", "unsqueeze", "view"))
 """What gives a tensor one more dimension."""
+_LOOKUP = "embedding"
+"""The function of torch that looks rows up in a table."""
 _PRODUCTS = frozenset(("baddbmm", "bmm", "einsum", "matmul"))
 _LEAST_COPIES = 4
 """Times as many bytes as what is gathered from: with fewer, the rows hardly repeat."""
@@ -71,9 +74,10 @@ class GatheredWeights(WasteRule[Copies]):
         large = large_tensor(window)
         if large is None or large.place is None or window.phase[large.row] == Phase.BACKWARD:
             return
-        if not made_by_its_statement(window, large.row):
+        is_lookup = _is_lookup(window, large.row)
+        if not is_lookup and not made_by_its_statement(window, large.row):
             return
-        gather = _gather(large.place)
+        gather = _gather(large.place, is_lookup=is_lookup)
         if gather is None:
             return
         size = int(window.lives.requested[large.row])
@@ -121,11 +125,18 @@ class GatheredWeights(WasteRule[Copies]):
         yield Advice("chunk", "Or work through the rows in parts.", case.site)
 
 
-def _gather(place: Place) -> _Gather | None:
+def _is_lookup(window: Window, row: int) -> bool:
+    """Whether an embedding made it: rows of its table, here those of matrices."""
+    line = window.frame_of(row)
+    inside = takewhile(lambda frame: frame != line, window.stack(row))
+    return any(frame.name == _LOOKUP for frame in inside)
+
+
+def _gather(place: Place, *, is_lookup: bool) -> _Gather | None:
     """What a statement gathers, if only products read it: under its name, or in place."""
     statement = place.statement
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-        parts = _parts_of_gather(statement.value)
+        parts = _parts_of_gather(statement.value, is_lookup=is_lookup)
         target = statement.targets[0]
         if parts is not None and isinstance(target, ast.Name):
             products = list(_products(place, target.id))
@@ -135,7 +146,7 @@ def _gather(place: Place) -> _Gather | None:
             return _Gather(*parts, lines, factor) if lines else None
     for call in own_calls(statement, *_PRODUCTS):
         for argument in call.args:
-            parts = _parts_of_gather(argument)
+            parts = _parts_of_gather(argument, is_lookup=is_lookup)
             if parts is not None:
                 return _Gather(*parts, (place.line,), _factor(place, call, argument))
     return None
@@ -176,8 +187,21 @@ def _is_widened(place: Place, value: ast.expr, depth: int = _DEEPEST) -> bool:
     )
 
 
-def _parts_of_gather(value: ast.expr) -> tuple[ast.expr, ast.expr] | None:
-    """``weight`` and ``kind`` of ``weight[kind]`` or ``weight.index_select(0, kind)``."""
+def _parts_of_gather(value: ast.expr, *, is_lookup: bool) -> tuple[ast.expr, ast.expr] | None:
+    """``weight`` and ``kind`` of ``weight[kind]`` or ``weight.index_select(0, kind)``.
+
+    Of an embedding that is looked up in, too: ``self.matrices(kind).view(-1, n, n)``.
+    """
+    while is_lookup and isinstance(value, ast.Call) and called_name(value) in _WIDENING:
+        if not isinstance(value.func, ast.Attribute):
+            break
+        value = value.func.value
+    if is_lookup and isinstance(value, ast.Call):
+        if called_name(value) == _LOOKUP and len(value.args) == _PAIR:
+            return value.args[1], value.args[0]
+        if len(value.args) == 1 and not value.keywords:
+            table = ast.Attribute(value=value.func, attr="weight", ctx=ast.Load())
+            return table, value.args[0]
     if isinstance(value, ast.Subscript) and isinstance(value.slice, (ast.Name, ast.Attribute)):
         return value.value, value.slice
     if not isinstance(value, ast.Call) or called_name(value) != "index_select":
