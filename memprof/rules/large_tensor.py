@@ -23,6 +23,7 @@ __all__ = [
     "LargeTensor",
     "is_in_module",
     "large_tensor",
+    "largest_with_kin",
     "made_by_its_statement",
     "made_by_module",
     "made_on_its_line",
@@ -70,7 +71,14 @@ def one_of_several(window: Window) -> LargeTensor | None:
     return _large_tensor(window, _LEAST_OF_SEVERAL)
 
 
-def _large_tensor(window: Window, least_one: float) -> LargeTensor | None:
+def largest_with_kin(window: Window) -> LargeTensor | None:
+    """The same, if it alone makes a tenth of the peak: what comes of it may be of other sizes."""
+    return _large_tensor(window, _LEAST_ONE, least_share=_LEAST_ONE)
+
+
+def _large_tensor(
+    window: Window, least_one: float, *, least_share: float = _LEAST_SHARE
+) -> LargeTensor | None:
     if window.peak.event < 0:
         return None
     mask = window.at_peak & ~window.has_owner & (window.category != Category.INPUT)
@@ -87,7 +95,7 @@ def _large_tensor(window: Window, least_one: float) -> LargeTensor | None:
     )
     there = np.flatnonzero(alike & window.at_peak)
     nbytes = int(window.lives.size[there].sum())
-    if window.share(nbytes) < _LEAST_SHARE or window.share(int(size)) < least_one:
+    if window.share(nbytes) < least_share or window.share(int(size)) < least_one:
         return None
     row = _first_of(window, np.flatnonzero(alike & (window.made_in == _step_of(window, there))))
     in_every_step = _in_every_step(window, alike)

@@ -68,6 +68,31 @@ def test_pairs_are_picked_of_the_scores_of_all(tmp_path):
     assert remedy.saves_bytes == pytest.approx(saved, rel=0.05)
 
 
+class Links(Scores):
+    """Each score is a probability, whose gradient reads that."""
+
+    def affinity(self):
+        return torch.sigmoid(self.vectors @ self.vectors.t())
+
+
+def linking():
+    model = Links(of_all=True)
+
+    def step(number):
+        first, second = torch.randint(ITEMS, (2, PAIRS))
+        model(first, second).square().mean().backward()
+        model.zero_grad()
+
+    return step
+
+
+def test_a_gradient_of_each_value_by_itself_reads_none_that_is_not_picked(tmp_path):
+    (finding,) = own(findings_of(linking, tmp_path / "run.json"))
+    assert finding.site.line == Links.affinity.__code__.co_firstlineno + 1
+    assert not finding.minor
+    assert finding.remedies[0].saves_bytes >= 0.99 * MATRIX
+
+
 def pasted(*, first):
     """Masks are made as large as the image, and those of good boxes are read."""
     masks = torch.rand(40, 1, 28, 28)

@@ -62,9 +62,7 @@ class FewValuesRead(WasteRule[FewValues]):
         """Each stack whose results are picked from, with what is as large for their sake."""
         picked = (window.part_read > 0) & (window.part_read <= _MOST_READ) & ~window.has_owner
         picked &= window.freed_in - window.made_in <= _LONGEST
-        # What a backward pass still reads is needed, and who picked before that is not known.
-        is_read_forward = window.phase_of_event[window.unread_from - 1] != Phase.BACKWARD
-        picked &= (window.phase != Phase.BACKWARD) & is_read_forward
+        picked &= window.phase != Phase.BACKWARD
         by_statement: dict[Statement, list[int]] = {}
         for row in np.flatnonzero(picked).tolist():
             by_statement.setdefault(_statement(window, row), []).append(row)
@@ -90,8 +88,14 @@ class FewValuesRead(WasteRule[FewValues]):
 
 
 def _statement(window: Window, row: int) -> Statement:
-    """Where a result is made, as far out as to the function that reads it."""
+    """Where a result is made, as far out as to the function that reads it.
+
+    Its own function, where a backward pass reads it last.
+    """
     made_by, read_by = window.stack(row), _reading_stack(window, row)
+    if not read_by:
+        own = window.user_frames(made_by)[:1]
+        return made_by[: made_by.index(own[0]) + 1] if own else made_by
     pairs = zip(reversed(made_by), reversed(read_by), strict=False)
     common = next((at for at, (one, other) in enumerate(pairs) if one != other), None)
     if common is None:
@@ -105,7 +109,9 @@ def _match(window: Window, statement: Statement, results: Ints) -> FewValues | N
     row = int(results[lives.size[results].argmax()])
     if _is_data(window, row) or not _is_habit(window, results):
         return None
-    reading = _reading_stack(window, row)
+    # Where a backward pass reads one last another one may tell, of an evaluation.
+    by_each = (_reading_stack(window, one) for one in (row, *results.tolist()))
+    reading = next((stack for stack in by_each if stack), ())
     if is_of_library(reading):
         return None  # what picks is no line of the program's
     reader = next(iter(window.user_frames(reading)), None)
@@ -181,7 +187,7 @@ def _related(window: Window, statement: Statement, results: Ints) -> Bools:
     related |= is_own & np.isin(lives.stack, called)
     related &= window.phase != Phase.BACKWARD
     origins = events.origin[np.maximum(lives.alloc, 0)]
-    reading = {_reading_stack(window, row) for row in results.tolist()}
+    reading = {_reading_stack(window, row) for row in results.tolist()} - {()}
     of_either = [
         one
         for one in np.unique(origins[is_large]).tolist()
@@ -257,8 +263,13 @@ def _is_of_call(frames: Sequence[Frame], statement: Statement) -> bool:
 
 
 def _reading_stack(window: Window, row: int) -> tuple[Frame, ...]:
-    """The stack from which an operator was called that read a tensor last."""
+    """The stack from which an operator was called that read a tensor last.
+
+    None of a backward pass: who read it before is not known.
+    """
     event = int(window.unread_from[row]) - 1
+    if window.phase_of_event[event] == Phase.BACKWARD:
+        return ()
     return window.trace.stack(int(window.trace.events.stack[event]))
 
 

@@ -10,7 +10,12 @@ from enum import Enum
 import numpy as np
 
 from memprof.rules.case import Case
-from memprof.rules.large_tensor import LargeTensor, large_tensor, one_of_several
+from memprof.rules.large_tensor import (
+    LargeTensor,
+    large_tensor,
+    largest_with_kin,
+    one_of_several,
+)
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.einsums import einsum_of
 from memprof.source_code.encodings import Encoding, encodings, is_returned, returned_to
@@ -48,8 +53,10 @@ _MULTIPLYING = frozenset(("mul", "multiply"))
 _ENTROPY, _ENTROPY_LAYER = "cross_entropy", "CrossEntropyLoss"
 _WEIGHT = "weight"
 """Setting of a cross-entropy that is not the same for a table and for indices."""
-_OF_PRODUCTS = _MULTIPLYING | _TURNING | _PRODUCTS | CASTING | {_MAKER, "einsum"}
-"""Calls in a product that make no other factor."""
+_OF_PRODUCTS = (
+    _MULTIPLYING | _TURNING | _PRODUCTS | CASTING | {*(_MAKER, "einsum", "mean", "numel", "sum")}
+)
+"""Calls in a product that make no other factor as large."""
 _OF_TABLES = frozenset(
     (
         *("arange", "eye", "index_select", "new_zeros", "reshape", "scatter", "scatter_", "size"),
@@ -133,7 +140,7 @@ class OneHot(WasteRule[OneHotTable]):
         if smoothed is not None:
             yield smoothed
             return
-        large = large_tensor(window)
+        large = large_tensor(window) or largest_with_kin(window)
         if large is None:
             return
         for one in _each_made(window, large):

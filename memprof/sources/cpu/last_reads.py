@@ -35,6 +35,12 @@ _PICKING = frozenset(
 )
 
 
+_OWN_GRADIENT = frozenset(
+    f"aten::{name}_backward" for name in ("hardtanh", "sigmoid", "tanh", "threshold")
+)
+"""What computes the gradient of each value by itself, for which the result was kept."""
+
+
 class _Way(Enum):
     """What an operator does with the first tensor that it is given."""
 
@@ -45,6 +51,8 @@ class _Way(Enum):
     """It reads as many values as it returns."""
     WRITING = auto()
     """It returns what it was given, and has written to that."""
+    RETURNING = auto()
+    """It goes back through what made the second: of as many values as gradients come for."""
     CHANGING = auto()
     """The same, value by value: of what it changes throughout nothing was read for good."""
 
@@ -98,7 +106,7 @@ class LastReadsWatch:
         way = self._ways.get(func)
         if way is None:
             way = self._ways[func] = _way(func)
-        if way is _Way.VIEWING:
+        if way is _Way.VIEWING or (way is _Way.RETURNING and value is args[1]):
             return
         is_plain = hasattr(out, "untyped_storage")
         if is_plain and way is _Way.READING and out.untyped_storage()._cdata == reference.key:
@@ -151,6 +159,8 @@ class LastReadsWatch:
 def _way(func: Any) -> _Way:
     if getattr(func, "is_view", False):
         return _Way.VIEWING
+    if func._schema.name in _OWN_GRADIENT:
+        return _Way.RETURNING
     if func._schema.is_mutable:
         return _Way.CHANGING if _is_pointwise(func) else _Way.WRITING
     return _Way.PICKING if func._schema.name in _PICKING else _Way.READING
