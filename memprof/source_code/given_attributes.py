@@ -53,7 +53,9 @@ def _own_attribute(name: str, place: Place) -> GivenAttribute:
     return GivenAttribute(name, place, f"self.{name}", f"self.{name} = None")
 
 
-def given_attribute(made_by: Sequence[Frame], programs: Sequence[Program]) -> GivenAttribute | None:
+def given_attribute(
+    made_by: Sequence[Frame], programs: Sequence[Program], now: Sequence[Frame]
+) -> GivenAttribute | None:
     """The attribute that an object of the program's keeps what a stack made in.
 
     Of ``Trainer(reference=load())`` the one that the ``__init__`` of `Trainer` sets to its argument
@@ -64,12 +66,14 @@ def given_attribute(made_by: Sequence[Frame], programs: Sequence[Program]) -> Gi
     Args:
         made_by: the frames that made the value, innermost first.
         programs: the program's files.
+        now: the frames that run while the value is there.
     """
+    running = {(frame.filename, frame.line) for frame in now}
     for inner, frame in enumerate(reversed(made_by), start=1):
         place = place_of(frame)
         outer = made_by[len(made_by) - inner + 1 :]
         called = _names_of(made_by[-inner - 1], programs) if inner < len(made_by) else ()
-        for holding, argument in _holders_made(place, frame.line, called) if place else ():
+        for holding, argument in _holders_made(place, frame.line, called, running) if place else ():
             attribute = _kept_by(programs, holding, argument, place, outer) if place else None
             if attribute is not None:
                 return attribute
@@ -87,18 +91,25 @@ def _names_of(frame: Frame, programs: Sequence[Program]) -> Collection[str]:
 
 
 def _holders_made(
-    place: Place, line: int, called: Collection[str]
+    place: Place, line: int, called: Collection[str], running: Collection[tuple[str, int]]
 ) -> Iterator[tuple[ast.Call | ast.Dict, ast.expr]]:
     """Calls and dictionaries that are handed what a call on a line returns, with the argument.
 
-    None that a method is called of: ``Encoding(model).run()`` keeps nothing.
+    None that a method is called of, ``Encoding(model).run()``, but while that runs: it keeps
+    nothing afterwards.
     """
+    filename = place.program.filename
     names = [one.id for one in bound_names(place.statement) if isinstance(one, ast.Name)]
     makes = any(_is_on(node, line, called) for node in ast.walk(place.statement))
     nodes = list(ast.walk(place.scope))
     receivers = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
     for node in nodes:
-        if not isinstance(node, (ast.Call, ast.Dict)) or id(node) in receivers:
+        if not isinstance(node, (ast.Call, ast.Dict)):
+            continue
+        if id(node) in receivers and not any(
+            (filename, one) in running
+            for one in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        ):
             continue
         given = node.values if isinstance(node, ast.Dict) else node.args
         by_name = () if isinstance(node, ast.Dict) else node.keywords

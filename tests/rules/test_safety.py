@@ -14,6 +14,7 @@ from memprof.reference_chain import Link
 from memprof.rules.finding import Evidence, Kind, RuleFinding
 from memprof.rules.remedies import with_remedies
 from memprof.rules.rule import Match
+from memprof.rules.waste.evaluation_graph import UnusedGraph
 from memprof.rules.waste.unused_gradients import UnreadGradients
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Frame, Phase
@@ -22,7 +23,7 @@ from memprof.views.window import site_at
 
 GRAPH = (Link("autograd_node", nodes=(("AddBackward0", 1),)), Link("saved_tensor", "self"))
 
-EVIDENCE = {"unused-gradients": UnreadGradients}
+EVIDENCE = {"evaluation-graph": UnusedGraph, "unused-gradients": UnreadGradients}
 
 
 @pytest.fixture

@@ -126,12 +126,14 @@ def _match(window: Window, statement: Statement, results: Ints) -> FewValues | N
     saving = window.replayed(Cuts(every, lives.alloc[every], lives.free[every], unread))
     if window.share(saving.bytes) < _LEAST_SHARE:
         return None
+    # Where nobody knows who reads it, its own function tells whether it goes elsewhere.
+    way = _way_out(window, row)[: 1 if reader is None else None]
     return FewValues(
         row=row,
         rows=every,
         nbytes=nbytes,
         saving=saving,
-        tentative=window.may_be_read_unseen or handed_outside(_way_out(window, row), reader),
+        tentative=window.may_be_read_unseen or handed_outside(way, reader),
         part=part,
         reader=reader,
     )

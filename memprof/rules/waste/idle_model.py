@@ -239,7 +239,7 @@ def _idle(window: Window, model: _Resting, *, is_part: bool) -> _Idle | None:
     if is_part:
         return None
     if window.reaches_end:  # whatever the source says, nothing called it again
-        given = given_attribute(made_by, window.programs)
+        given = given_attribute(made_by, window.programs, now)
         if given is not None and not _is_saved(window.programs, given):
             line = _last_line(window, model.calls)
             return _Idle(model.rows, model.ends, given.text, given.place, line, given)

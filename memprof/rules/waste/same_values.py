@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.rules.case import Case
+from memprof.rules.large_tensor import is_in_module
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.rules.values_read import Values, rows_of, values_by_stack_and_size
 from memprof.source_code.program import Place, calls_in, place_of
@@ -47,7 +48,8 @@ class SameValuesRule(WasteRule[SameValues]):
     fixes = ("store_once", "reshape")
     yields_to = (
         *("repeated", "copy-of-model", "frozen-twin", "second-states", "mostly-zeros"),
-        *("pairwise-differences", "summed-products", "undivided-batch"),
+        *("pairwise-differences", "stored-twice", "summed-products", "undivided-batch"),
+        "unread-outputs",
         "bytes-as-floats",  # what the source tells; by their values alone they are none there
     )
 
@@ -92,6 +94,13 @@ def _is_enlarged(place: Place | None) -> bool:
     return len(list(repeats)) > 1
 
 
+def _is_of_layer(window: Window, key: tuple[int, int]) -> bool:
+    """Whether a module that the program calls made it: of rows that are the same it makes such."""
+    stack = window.trace.stack(key[0])
+    line = next(iter(window.user_frames(stack)), None)
+    return line is not None and is_in_module(line, stack)
+
+
 def _differs(window: Window, key: tuple[int, int], times: int, values: Values) -> bool:
     """Whether a statement makes triangles, no two of whose rows are the same, whatever samples say.
 
@@ -128,7 +137,10 @@ def _match(window: Window, *, is_within: bool) -> SameValues | None:
     own = {
         key: _own(window, key, known[key], is_within=is_within)
         for key, number in times.items()
-        if number >= fewest and not (is_within and _differs(window, key, number, known[key]))
+        if number >= fewest
+        and not (
+            is_within and (_is_of_layer(window, key) or _differs(window, key, number, known[key]))
+        )
     }
     if not own:
         return None
