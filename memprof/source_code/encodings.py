@@ -7,14 +7,14 @@ with all classes.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from memprof.source_code.idioms import keyword, without_casts
 from memprof.source_code.program import Place, assigned, bound_names, called_name, calls_in
 from memprof.source_code.values import values_of
 
-__all__ = ["Encoding", "encodings", "is_returned", "returned_to"]
+__all__ = ["Encoding", "encodings", "is_returned", "reads_besides", "returned_to"]
 
 _MAKER = "one_hot"
 _LIKE = "zeros_like"
@@ -88,21 +88,26 @@ def returned_to(
     return replace(table, made=call, filling=None, index=index, classes=classes)
 
 
+def reads_besides(place: Place, names: Collection[str], apart: Sequence[ast.AST]) -> list[ast.Name]:
+    """The reads of some variables in a function, but for those within some of its nodes."""
+    within = {id(node) for one in apart for node in ast.walk(one)}
+    return [
+        node
+        for node in ast.walk(place.scope)
+        if isinstance(node, ast.Name)
+        and node.id in names
+        and isinstance(node.ctx, ast.Load)
+        and id(node) not in within
+    ]
+
+
 def is_returned(place: Place, table: Encoding) -> bool:
     """Whether all that a function does with a table that a statement makes is to return it."""
     statement = place.statement
     if isinstance(statement, ast.Return):
         return without_casts(statement.value) is table.made
     names = [one.id for one in bound_names(statement) if isinstance(one, ast.Name)]
-    filled = set(map(id, ast.walk(table.filling))) if table.filling is not None else set()
-    reads = [
-        node
-        for node in ast.walk(place.scope)
-        if isinstance(node, ast.Name)
-        and node.id in names
-        and isinstance(node.ctx, ast.Load)
-        and id(node) not in filled
-    ]
+    reads = reads_besides(place, names, [table.filling] if table.filling is not None else [])
     returned = [
         id(without_casts(node.value))
         for node in ast.walk(place.scope)

@@ -10,7 +10,7 @@ from memprof.source_code.program import FUNCTIONS, LOOPS, Place, Program, called
 from memprof.source_code.scopes import LOOPING, reads_of
 from memprof.source_code.verbs import CONTAINERS, FILLING, SAME_VALUES, VIEWING
 
-__all__ = ["is_its_only_holder", "last_read_before", "reads_again"]
+__all__ = ["deleted_before", "handed_to", "is_its_only_holder", "last_read_before", "reads_again"]
 
 _INNER = (*FUNCTIONS, ast.Lambda, ast.ClassDef)
 _SHARING = SAME_VALUES | VIEWING | {"data", "detach", "mT", "numpy", "reshape", "T"}
@@ -61,6 +61,38 @@ def last_read_before(place: Place, name: str, line: int, key: object = None) -> 
         if load.lineno < line and not (key is not None and _reads_other(load, around, key))
     ]
     return max([place.statement.end_lineno or place.line, *lines])
+
+
+def deleted_before(place: Place, name: str, line: int) -> int:
+    """The last line before ``line`` that has a ``del`` of a variable, in its function; 0: none."""
+    lines = [
+        node.lineno
+        for node in ast.walk(place.scope)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del) and node.id == name
+    ]
+    return max((one for one in lines if one < line), default=0)
+
+
+def handed_to(place: Place, name: str, line: int) -> ast.Call | None:
+    """The call of an object's method that is handed a variable before ``line``, as it is.
+
+    One whose result is bound to the name again comes first: ``net = engine.prepare(net)``.
+    """
+    calls = [
+        (node, around)
+        for load, around in reads_of(place.scope, name)
+        if isinstance(node := around[-1], ast.Call) and load in node.args and node.lineno < line
+        if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)
+    ]
+    again = [
+        call
+        for call, around in calls
+        for node in around
+        if isinstance(node, ast.Assign) and node.value is call
+        for target in node.targets
+        if any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(target))
+    ]
+    return next(iter([*again, *(call for call, _ in calls)]), None)
 
 
 def _reads_other(load: ast.expr, around: list[ast.AST], key: object) -> bool:

@@ -91,6 +91,20 @@ def test_an_optimizer_that_needs_it_is_a_reason_and_its_history_is_no_second_sta
     assert not rules & {"double-precision", "second-states"}
 
 
+def doubled(program, line, path):
+    """What is found where a layer that a line of a program calls returns doubles in each step."""
+    made = (Frame("<module>", str(program), line),)
+    trace = TraceBuilder(device="cpu")
+    trace.alloc(1 << 10, "weight", category=Category.PARAMETER)
+    for step in range(12):
+        trace.label(step=step, phase=Phase.FORWARD, module="Net.layer")
+        trace.alloc(1 << 20, "out", stack=made, category=Category.ACTIVATION)
+        trace.label(step=step, phase=Phase.BACKWARD).free("out")
+    doubles = DoubleResults("cpu", stack=[1], size=[1 << 20], origin=[0])
+    write_run(path, trace.build(), more=(doubles,))
+    return [one for one in findings(load(path)) if one.rule == "double-precision"]
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [
@@ -108,16 +122,7 @@ def test_a_model_that_was_converted_between_windows_is_told_by_what_it_computes(
 ):
     program = tmp_path / "train.py"
     program.write_text(f"model = {line}\nfor batch in data:\n    model(batch)\n")
-    made = (Frame("<module>", str(program), 3),)
-    trace = TraceBuilder(device="cpu")
-    trace.alloc(1 << 10, "weight", category=Category.PARAMETER)
-    for step in range(12):
-        trace.label(step=step, phase=Phase.FORWARD, module="Net.layer")
-        trace.alloc(1 << 20, "out", stack=made, category=Category.ACTIVATION)
-        trace.label(step=step, phase=Phase.BACKWARD).free("out")
-    doubles = DoubleResults("cpu", stack=[1], size=[1 << 20], origin=[0])
-    write_run(tmp_path / "run.json", trace.build(), more=(doubles,))
-    found = [one for one in findings(load(tmp_path / "run.json")) if one.rule == "double-precision"]
+    found = doubled(program, 3, tmp_path / "run.json")
     assert [(one.site.line, one.remedies[0].line) for one in found] == ([(1, 1)] if told else [])
 
 
@@ -129,16 +134,7 @@ def test_of_a_model_and_its_data_it_is_the_conversion_of_what_is_called(kind, tm
         f"for batch in data:\n    batch = batch.to(device, {kind})\n    model(batch)\n"
         f"model = Net()\nmodel = model.to({kind})\n"
     )
-    made = (Frame("<module>", str(program), 6),)
-    trace = TraceBuilder(device="cpu")
-    trace.alloc(1 << 10, "weight", category=Category.PARAMETER)
-    for step in range(12):
-        trace.label(step=step, phase=Phase.FORWARD, module="Net.layer")
-        trace.alloc(1 << 20, "out", stack=made, category=Category.ACTIVATION)
-        trace.label(step=step, phase=Phase.BACKWARD).free("out")
-    doubles = DoubleResults("cpu", stack=[1], size=[1 << 20], origin=[0])
-    write_run(tmp_path / "run.json", trace.build(), more=(doubles,))
-    found = [one for one in findings(load(tmp_path / "run.json")) if one.rule == "double-precision"]
+    found = doubled(program, 6, tmp_path / "run.json")
     assert [one.site.line for one in found] == [8]
 
 

@@ -71,6 +71,37 @@ def keeps_one():
     train(hidden)
 
 
+class Engine:
+    """A library's object that keeps what it prepares."""
+
+    def __init__(self):
+        self.models = []
+
+    def prepare(self, model, data):
+        self.models.append(model)
+        return model, data
+
+
+def deletes_one_that_is_kept():
+    engine, encoder, x = Engine(), Encoder(), torch.randn(8, WIDTH)
+    encoder, x = engine.prepare(encoder, x)
+    hidden = encode([encoder], x)
+    del encoder
+    train(hidden)
+    return engine
+
+
+def test_who_was_handed_a_model_keeps_it_though_its_name_is_deleted(tmp_path):
+    found = findings_of(once(deletes_one_that_is_kept), tmp_path / "run.json")
+    (one,) = [finding for finding in found if finding.rule == "idle-model"]
+    (first,) = one.remedies
+    assert one.title.endswith("are a model that is called no more, once in `encoder`")
+    assert (first.fix, first.typed) == ("del_ref", "")
+    assert first.code == "encoder, x = engine.prepare(encoder, x)"
+    assert "`engine.prepare` was handed it" in first.why
+    assert first.saves_bytes >= 4 * WIDTH * WIDTH * 4
+
+
 def reads_it_later():
     encoder = Encoder()
     hidden = encode([encoder], torch.randn(8, WIDTH))

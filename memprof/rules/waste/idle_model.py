@@ -19,7 +19,12 @@ from memprof.source_code.given_attributes import (
     is_module,
 )
 from memprof.source_code.idle_attributes import idle_attribute
-from memprof.source_code.last_reads import last_read_before, reads_again
+from memprof.source_code.last_reads import (
+    deleted_before,
+    handed_to,
+    last_read_before,
+    reads_again,
+)
 from memprof.source_code.program import Place, Program, calls_in, place_of
 from memprof.source_code.verbs import SAVING
 from memprof.trace import EMPTY, Category, Frame, Phase
@@ -66,6 +71,8 @@ class _Idle:
     """On which the variable is read last."""
     given: GivenAttribute | None = None
     """The attribute, the field or the entry that ``place`` sets; ``last_line`` calls it last."""
+    deleted_line: int = 0
+    """Where the variable is deleted, and something else keeps the model; 0: it is not."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,7 +116,8 @@ class IdleModel(WasteRule[IdleModels]):
     def title(self, match: IdleModels) -> str:
         """Say which they are."""
         models = "a model that is" if len(match.models) == 1 else "models that are"
-        return f"are {models} called no more, in {_names(match)}"
+        where = "once in" if all(one.deleted_line for one in match.models) else "in"
+        return f"are {models} called no more, {where} {_names(match)}"
 
     def advice(self, match: IdleModels, case: Case) -> Iterator[Advice]:
         """Let go of them after the last use."""
@@ -122,6 +130,9 @@ class IdleModel(WasteRule[IdleModels]):
             )
             yield Advice("del_ref", why, last.place, typed=last.given.dropped_by)
             return
+        if last.deleted_line:
+            yield self._of_another(last, match, case)
+            return
         variables = list(dict.fromkeys(one.name for one in match.models))
         names = ", ".join(variables)
         keep, them = ("keeps", "it") if len(variables) == 1 else ("keep", "them")
@@ -133,6 +144,25 @@ class IdleModel(WasteRule[IdleModels]):
         )
         place = case.place_at(last.place.program.filename, last.last_line)
         yield Advice("del_ref", why, place or case.site, typed=f"del {names}")
+
+    def _of_another(self, model: _Idle, match: IdleModels, case: Case) -> Advice:
+        """Have it let go of who was handed it: the variable is gone."""
+        why = (
+            f"`del {model.name}` in line {model.deleted_line} lets go of the name, and "
+            f"{format_bytes(match.nbytes)} of a model that nothing calls any more stay"
+        )
+        call = handed_to(model.place, model.name, model.deleted_line)
+        if call is None:
+            return Advice("del_ref", f"{why}: something else has it.", model.place)
+        assert isinstance(call.func, ast.Attribute)
+        place = case.place_at(model.place.program.filename, call.lineno)
+        engine = ast.unparse(call.func.value)
+        why += (
+            f": `{ast.unparse(call.func)}` was handed it in line {call.lineno}. Have `{engine}` "
+            "let go of it (a method such as `free_memory`, `clear` or `reset`), or do not hand it "
+            "over."
+        )
+        return Advice("del_ref", why, place or model.place)
 
 
 def _match(window: Window, models: list[_Idle]) -> IdleModels:
@@ -251,7 +281,8 @@ def _idle(window: Window, model: _Resting, *, is_part: bool) -> _Idle | None:
     if not name or reads_again(place, name, line_now):
         return None
     last_line = last_read_before(place, name, line_now)
-    return _Idle(model.rows, model.ends, name, place, last_line)
+    deleted_line = deleted_before(place, name, line_now)
+    return _Idle(model.rows, model.ends, name, place, last_line, deleted_line=deleted_line)
 
 
 def _last_line(window: Window, calls: Ints) -> int:

@@ -18,7 +18,13 @@ from memprof.rules.large_tensor import (
 )
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.einsums import einsum_of
-from memprof.source_code.encodings import Encoding, encodings, is_returned, returned_to
+from memprof.source_code.encodings import (
+    Encoding,
+    encodings,
+    is_returned,
+    reads_besides,
+    returned_to,
+)
 from memprof.source_code.idioms import CASTING, keyword, without_casts
 from memprof.source_code.program import (
     Place,
@@ -376,15 +382,7 @@ def picking_statement(place: Place, tables: Sequence[Encoding] | None = None) ->
         for target in bound_names(statement)
         if isinstance(target, ast.Name)
     }
-    copied = {id(node) for one in copies for node in ast.walk(one)}
-    reads = [
-        node
-        for node in ast.walk(place.scope)
-        if isinstance(node, ast.Name)
-        and node.id in names
-        and isinstance(node.ctx, ast.Load)
-        and id(node) not in copied
-    ]
+    reads = reads_besides(place, names, copies)
     functions = [call.func for call in calls_in(place.scope, "sum")]
     counted = {id(one.value) for one in functions if isinstance(one, ast.Attribute)}
     picking = [node for node in reads if id(node) not in counted]
