@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -32,8 +33,6 @@ _MOST_HOPS = 1024
 """Nodes of a graph that is too large to walk, through which its oldest ones are looked for."""
 _MOST_LINKS = 4
 """Nodes from a chain's end to what it was in the step before: `0.9 * mean + 0.1 * loss` has two."""
-_MARK = "memprof"
-"""The key of what is put into a node's metadata."""
 _ACCUMULATE_GRAD = 1 << 63
 """Nodes that store into ``.grad`` have the greatest number, whenever they were made."""
 
@@ -52,12 +51,6 @@ class LongestGraph:
     """It has more nodes than may be looked at."""
 
 
-class _Mark:
-    """An object that lives as long as a node of a graph."""
-
-    __slots__ = ("__weakref__",)
-
-
 @dataclass(frozen=True, slots=True)
 class Chain:
     """A graph that grows from step to step and is too long to walk, as it was at a look."""
@@ -65,8 +58,14 @@ class Chain:
     newest: int
     """The sequence number of the node that it ended in."""
     nodes_per_step: float
-    mark: weakref.ref[object]
-    """What lives as long as a node a little behind that one."""
+    metadata: dict[str, object]
+    """Of a node a little behind that one; empty. A node takes no weak reference, and holds this."""
+
+    @property
+    def lives(self) -> bool:
+        """Whether that node does: it refers to its metadata, and nobody to the other dict."""
+        other = Chain(self.newest, self.nodes_per_step, {})
+        return sys.getrefcount(self.metadata) > sys.getrefcount(other.metadata)
 
 
 def longest_graph(
@@ -127,7 +126,7 @@ def _grown(chain: Chain, roots: list[tuple[Any, object]]) -> LongestGraph:
     A step's own graph is made within a step. The new end has the one of the step before a few nodes
     away, which that many numbers lie behind.
     """
-    if chain.mark() is None:
+    if not chain.lives:
         return LongestGraph(0)
     for root, start in reversed(roots):
         newest = _number(start)
@@ -158,21 +157,19 @@ def _way_back(node: Any, most: int) -> Iterator[Any]:
         yield node
 
 
-def _marked(longest: LongestGraph) -> weakref.ref[object] | None:
-    """What lives as long as a node a little behind the graph's end: an object in its metadata.
+def _metadata_behind(longest: LongestGraph) -> dict[str, object] | None:
+    """The metadata of a node a little behind the graph's end; None where they are in use.
 
-    A node itself takes no weak references. The end may be computed of the chain, as a mean is of a
-    sum, and go with the next one.
+    The end may be computed of the chain, as a mean is of a sum, and go with the next one. In what
+    anomaly detection or the program has put there may be a reference to the graph: to keep that
+    would keep the graph.
     """
     tensor = longest.tensor() if longest.tensor is not None else None
     if tensor is None:
         return None
     *_, node = _way_back(grad_fns_of([tensor])[0], _MOST_LINKS)
     metadata: dict[str, object] | None = getattr(node, "metadata", None)
-    if metadata is None:
-        return None
-    mark = metadata.setdefault(_MARK, _Mark())
-    return weakref.ref(mark)
+    return metadata if type(metadata) is dict and not metadata else None
 
 
 def _nodes(start: object, deadline: Deadline) -> tuple[set[object], bool]:
@@ -217,8 +214,8 @@ class GraphGrowth:
             nodes = max(nodes, self._expected(step))
         self._sizes = [*self._sizes, (step, nodes)][-_CHECKS:]
         rate = self._rate()
-        mark = _marked(longest) if longest.is_cut and rate else None
-        self._chain = Chain(self._newest, rate, mark) if mark is not None else None
+        metadata = _metadata_behind(longest) if longest.is_cut and rate else None
+        self._chain = Chain(self._newest, rate, metadata) if metadata is not None else None
         return rate
 
     def _rate(self) -> float:

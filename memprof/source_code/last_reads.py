@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from memprof.source_code.dataflow import flow_of
 from memprof.source_code.program import FUNCTIONS, LOOPS, Place, Program, called_name
 from memprof.source_code.scopes import LOOPING, reads_of
+from memprof.source_code.values import values_of
 from memprof.source_code.verbs import CONTAINERS, FILLING, SAME_VALUES, VIEWING
 
 __all__ = ["deleted_before", "handed_to", "is_its_only_holder", "last_read_before", "reads_again"]
@@ -64,35 +65,47 @@ def last_read_before(place: Place, name: str, line: int, key: object = None) -> 
 
 
 def deleted_before(place: Place, name: str, line: int) -> int:
-    """The last line before ``line`` that has a ``del`` of a variable, in its function; 0: none."""
+    """The last line from ``place`` on and before ``line`` with a ``del`` of a variable; 0: none."""
     lines = [
         node.lineno
         for node in ast.walk(place.scope)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Del) and node.id == name
     ]
-    return max((one for one in lines if one < line), default=0)
+    return max((one for one in lines if place.line < one < line), default=0)
 
 
 def handed_to(place: Place, name: str, line: int) -> ast.Call | None:
-    """The call of an object's method that is handed a variable before ``line``, as it is.
+    """The call by which an object that the program made was handed a variable before ``line``.
 
-    One whose result is bound to the name again comes first: ``net = engine.prepare(net)``.
+    Its method returns what is bound to the name again (``net = engine.prepare(net)``), or fills
+    what it is called of (``hub.register(net)``). None that a module's function is handed.
     """
-    calls = [
-        (node, around)
-        for load, around in reads_of(place.scope, name)
-        if isinstance(node := around[-1], ast.Call) and load in node.args and node.lineno < line
-        if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)
-    ]
-    again = [
-        call
-        for call, around in calls
-        for node in around
-        if isinstance(node, ast.Assign) and node.value is call
-        for target in node.targets
-        if any(isinstance(one, ast.Name) and one.id == name for one in ast.walk(target))
-    ]
-    return next(iter([*again, *(call for call, _ in calls)]), None)
+    again, filling = [], []
+    for load, around in reads_of(place.scope, name):
+        call = around[-1]
+        if not isinstance(call, ast.Call) or load not in call.args or call.lineno >= line:
+            continue
+        if not isinstance(call.func, ast.Attribute) or not _is_made(place, call.func.value):
+            continue
+        bound = [
+            one.id
+            for node in around
+            if isinstance(node, ast.Assign) and node.value is call
+            for target in node.targets
+            for one in ast.walk(target)
+            if isinstance(one, ast.Name)
+        ]
+        if name in bound:
+            again.append(call)
+        elif called_name(call) in FILLING:
+            filling.append(call)
+    return next(iter([*again, *filling]), None)
+
+
+def _is_made(place: Place, value: ast.expr) -> bool:
+    """Whether a variable is bound to what a call returns, and to nothing else: no module is."""
+    values = list(values_of(place, value.id)) if isinstance(value, ast.Name) else []
+    return bool(values) and all(isinstance(one, ast.Call) for one in values)
 
 
 def _reads_other(load: ast.expr, around: list[ast.AST], key: object) -> bool:

@@ -308,6 +308,37 @@ def test_a_chain_that_is_too_long_to_be_walked_is_followed_by_its_end(tmp_path, 
     assert (found[-1].step < 128) == (until == 100)
 
 
+def followed(total, *, anomaly=False):
+    """The growth of a sum that is said to be too long to be walked, and the sum."""
+    growth = GraphGrowth()
+    with torch.autograd.set_detect_anomaly(anomaly, check_nan=False):
+        for step in (8, 12, 16, 24):
+            for _ in range(5):
+                total = total + 1
+            longest = LongestGraph(100 * step, weakref.ref(total), 1, 1000 * step, is_cut=True)
+            rate = growth.add(step, longest)
+    assert rate == 100.0
+    return growth, total
+
+
+def test_a_chain_is_followed_and_nothing_is_left_in_it():
+    growth, total = followed(torch.ones(3, requires_grad=True) * 2)
+    chain, node = growth.chain, total.grad_fn
+    assert (chain.newest, chain.nodes_per_step, chain.lives) == (24000, 100.0, True)
+    for _ in range(5):
+        assert node.metadata == {}
+        ((node, _), *_) = node.next_functions
+    del node
+    total = total.detach()
+    assert not chain.lives
+
+
+def test_what_else_is_in_a_nodes_metadata_is_not_kept():
+    growth, total = followed(torch.ones(3, requires_grad=True) * 2, anomaly=True)
+    assert total.grad_fn.metadata  # anomaly detection writes down where a node was made
+    assert growth.chain is None
+
+
 def test_the_longest_graph_is_counted_in_nodes():
     weight = torch.ones(3, requires_grad=True)
     value = weight

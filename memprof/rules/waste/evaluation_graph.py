@@ -221,10 +221,17 @@ def _match(window: Window, rows: Ints, ends: Ints, *, rises: bool = False) -> Un
         saving=saving,
         tentative=is_of_library,
         rises=rises and not is_of_library,
-        in_thread=window.trace.tables.labels[
-            int(window.trace.events.label[window.lives.alloc[row]])
-        ].annotation.startswith(THREAD),
+        in_thread=_is_in_thread(window, row),
     )
+
+
+def _is_in_thread(window: Window, row: int) -> bool:
+    """Whether another thread than the main one made a lifetime, as far as that is recorded."""
+    event = int(window.lives.alloc[row])
+    if event < 0:
+        return False
+    label = window.trace.tables.labels[int(window.trace.events.label[event])]
+    return label.annotation.startswith(THREAD)
 
 
 def _in_threads(window: Window) -> Iterator[UnusedGraph]:

@@ -159,7 +159,7 @@ class IdleModel(WasteRule[IdleModels]):
         engine = ast.unparse(call.func.value)
         why += (
             f": `{ast.unparse(call.func)}` was handed it in line {call.lineno}. Have `{engine}` "
-            "let go of it (a method such as `free_memory`, `clear` or `reset`), or do not hand it "
+            "let go of it (by `free_memory`, `clear` or `reset`, if it has one), or do not hand it "
             "over."
         )
         return Advice("del_ref", why, place or model.place)

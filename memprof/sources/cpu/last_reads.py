@@ -38,7 +38,7 @@ _PICKING = frozenset(
 _OWN_GRADIENT = frozenset(
     f"aten::{name}_backward" for name in ("hardtanh", "sigmoid", "tanh", "threshold")
 )
-"""What computes the gradient of each value by itself, for which the result was kept."""
+"""What computes the gradient of each value by itself, for which that value was kept."""
 
 
 class _Way(Enum):
@@ -106,7 +106,7 @@ class LastReadsWatch:
         way = self._ways.get(func)
         if way is None:
             way = self._ways[func] = _way(func)
-        if way is _Way.VIEWING or (way is _Way.RETURNING and value is args[1]):
+        if way is _Way.VIEWING or (way is _Way.RETURNING and len(args) > 1 and value is args[1]):
             return
         is_plain = hasattr(out, "untyped_storage")
         if is_plain and way is _Way.READING and out.untyped_storage()._cdata == reference.key:
