@@ -34,6 +34,7 @@ from memprof.sources.cpu.dispatch_mode import (
 from memprof.sources.cpu.double_precision import DoublePrecisionWatch, double_types
 from memprof.sources.cpu.event_batch import Batch
 from memprof.sources.cpu.find_storages import StorageSearch, cpu_storages, objects_with_tensors
+from memprof.sources.cpu.gradient_sums import GradientSums
 from memprof.sources.cpu.kept_results import KeptResultsWatch
 from memprof.sources.cpu.labelled_rows import LabelledRowsWatch, likelihoods
 from memprof.sources.cpu.large_values import LEAST_BYTES, LargeValuesWatch
@@ -147,6 +148,7 @@ class CpuSource(Listener):
         self._kept_results = KeptResultsWatch(self._live.references, self._stack_at)
         self._large_values = LargeValuesWatch(self._live)
         self._last_reads = LastReadsWatch(self._live)
+        self._sums = GradientSums(self._live)
         self._overlap_copies = OverlapCopiesWatch()
         self._likelihoods: frozenset[int] = frozenset()
         self.on_full: Callable[[], None] | None = None
@@ -202,6 +204,7 @@ class CpuSource(Listener):
         self._at_leisure(self._keep_up)
         self._guard.each(self._large_values.reach, (self._loop_watch.step,))
         live = self._live
+        self._sums.settle()
         peak, live.peak = live.peak, live.bytes
         return [
             Counters(
@@ -256,6 +259,7 @@ class CpuSource(Listener):
         skip_in_dynamo()
         if not self._aside:
             self._look(thorough=False)
+        self._sums.settle()
         batch = Batch(self._live.take_rows(), self._events, self._saved_for_backward)
         living = [
             reference
@@ -461,6 +465,7 @@ class CpuSource(Listener):
         self._watch = None
         self._live.record(False)
         self._live.take_rows()
+        self._sums.clear()
         self._loop_watch.listeners.remove(self)
         self._loop_watch.compilations.remove(self.compilation_began)
         self._loop_watch.unwatch_modules()
@@ -485,7 +490,8 @@ class CpuSource(Listener):
         live = self._live
         reads, with_reads = self._last_reads, self._last_reads.followed
         self._likelihoods = likelihoods()
-        conversion = torch.ops.aten._to_copy.default
+        conversion, addition = torch.ops.aten._to_copy.default, torch.ops.aten.add.Tensor
+        sums = self._sums
         followed, see = self._kept_results.nodes, self._see_kept
 
         # One function, since a call would cost each operator as much as the rest does.
@@ -517,6 +523,8 @@ class CpuSource(Listener):
                     if (reference is None or reference.size != storage.nbytes()) and out.is_cpu:
                         new = note(storage, frame_here(0).f_back, func, args, own)
                         if new is not None:
+                            if func is addition:
+                                sums.see(new, args)
                             if func is conversion or out.dtype in wide:
                                 doubles.see(args, out, new)
                             if own and new.size >= LEAST_BYTES:
@@ -575,6 +583,8 @@ class CpuSource(Listener):
         now_ns = time.monotonic_ns()
         try:
             waits = now_ns - self._told_ns >= PATIENCE_NS or self.pending_events() >= MANY
+            if self._sums.waits:  # its rows stay together; the next operator is soon there
+                return
             if self.on_full is not None and self._watch is not None and waits:
                 self._told_ns = now_ns
                 self.on_full()
@@ -640,6 +650,8 @@ class CpuSource(Listener):
         reference = live.references.get(storage._cdata)
         if reference is not None and not live.refresh(reference, storage):
             return reference
+        if self._sums.waits:
+            self._sums.settle()
         place = self._loop_watch.place()
         stack = self._stacks.capture(frame, place) if frame is not None else EMPTY
         if own and self._follows_lines:

@@ -133,7 +133,8 @@ class LastReadsWatch:
         self.followed[:] = [one for one in self.followed if id(one) not in told]
         over = [one for one in over if id(one) in told]
         made = self._events_of([one.serial for one in over])
-        read = self._events_of([one.read for one in over]) + 1
+        # A sum of gradients is made behind the end of what it reads, see `GradientSums`.
+        read = np.minimum(self._events_of([one.read for one in over]) + 1, ends[is_told])
         rests = batch.allocates_between(read, ends[is_told])
         columns = (made.tolist(), read.tolist(), rests.tolist(), over)
         return [

@@ -124,6 +124,8 @@ class LiveStorages:
         self.serials = itertools.count()
         self.newest = -1
         """The serial of the storage that became known last."""
+        self._peak_before, self._peak_serial = 0, -1
+        """The peak before the last storage that raised it, and that storage's serial."""
         self.failure = ""
         self._place = place
         self._recording = False
@@ -199,9 +201,15 @@ class LiveStorages:
         self.references[key] = reference
         self.bytes = total = self.bytes + size
         self.rows.extend(row)
-        if total > self.peak:  # noqa: PLR1730  max() costs more here than all the rest
+        if total > self.peak:
+            self._peak_before, self._peak_serial = self.peak, serial
             self.peak = total
         return reference
+
+    def lower_peak(self, serial: int, freed: int) -> None:
+        """Say that ``freed`` bytes had ended before the storage with that serial was made."""
+        if self._peak_serial == serial:
+            self.peak = max(self._peak_before, self.peak - freed)
 
     def _stack_of_resized(self, key: int, storage: Any) -> int:
         """The stack that made a storage which gave its memory up; `EMPTY` where it did not."""

@@ -1,0 +1,68 @@
+"""Gradients that meet: a dispatch mode makes torch sum them anew, which is recorded as in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memprof.sources.cpu.live_storages import ROW, LiveStorages, StorageReference
+
+__all__ = ["GradientSums"]
+
+_TIME, _SERIAL = 3, 6
+"""Places in a row, see `ROW`."""
+
+
+class GradientSums:
+    """Told of the sums that autograd makes; exchanges their rows with the ends of what they add to.
+
+    Where several gradients come to one node, torch adds to the first of them in place if nobody
+    else has it. Under a dispatch mode it does not trust a tensor to be a plain one
+    (``can_accumulate_inplace`` in torch's ``input_buffer.cpp``): it makes a new sum and lets the
+    old one go. Without the mode the two would have the same memory. So the old one is said to end
+    before the new one comes, where nothing came between the two.
+    """
+
+    def __init__(self, live: LiveStorages) -> None:
+        """``live`` are the storages that are known."""
+        self._live = live
+        self._waiting: tuple[int, StorageReference, int] | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether a sum was noted of which nobody knows yet whether its old one ended."""
+        return self._waiting is not None
+
+    def see(self, new: StorageReference, args: tuple[Any, ...]) -> None:
+        """An addition has returned ``new``, which is the newest storage, of ``args``.
+
+        Sums that the program makes are left as they are: in a forward pass, and in a backward pass
+        whose graph is wanted.
+        """
+        import torch
+
+        if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
+            return
+        live = self._live
+        old = live.references.get(args[0].untyped_storage()._cdata)
+        if old is not None and old.size == new.size and len(args) > 1:
+            self._waiting = len(live.rows), new, old.serial
+
+    def settle(self) -> None:
+        """Exchange the sum's row with that of the old one's end, if that came right behind it."""
+        if self._waiting is None:
+            return
+        (end, new, old), self._waiting = self._waiting, None
+        live = self._live
+        rows, begin = live.rows, end - ROW
+        made, freed = rows[begin:end], rows[end : end + ROW]
+        if len(freed) < ROW or not made or made[_SERIAL] != new.serial:
+            return
+        if freed[0] == 1 or freed[_SERIAL] != old:
+            return
+        made[_TIME], freed[_TIME] = freed[_TIME], made[_TIME]
+        rows[begin : end + ROW] = freed + made
+        live.lower_peak(new.serial, new.size)
+
+    def clear(self) -> None:
+        """Forget the sum that waits: its rows are taken."""
+        self._waiting = None
