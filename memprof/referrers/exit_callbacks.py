@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import inspect
 import types
 
 from memprof.cpython.signal_errors import guarded_errors
@@ -33,21 +34,30 @@ class _Listener:
 def exit_link(top: object) -> Link | None:
     """The link of `atexit` to what nothing else holds; None where that is not registered.
 
-    ``top`` is a function or a method that is to be called at the end, or a tuple of the arguments
-    of one.
+    ``top`` is a function or a method that is to be called at the end, or what one is to be given:
+    a tuple of arguments, or a dict of those that are handed over by name.
     """
     if is_one_of(type(top), _CALLABLE):
         return _function_link(top) if any(one is top for one in _exit_functions()) else None
-    if type(top) is not tuple:
+    if type(top) not in (tuple, dict):
         return None
     # which arguments belong to which function is not to be seen: there must be one only
     links = [
         link
         for one in _exit_functions()
         if (link := _function_link(one)) and is_user_file(link.filename)
+        if type(top) is tuple or _takes(one, top)
     ]
     distinct = dict.fromkeys((link.type_name, link.filename) for link in links)
     return links[0] if len(distinct) == 1 else None
+
+
+def _takes(function: object, given: object) -> bool:
+    """Whether a function has parameters of the names in a dict."""
+    code = _plain_function(function).__code__  # type: ignore[union-attr]
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    takes_any = bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    return type(given) is dict and bool(given) and (takes_any or given.keys() <= {*names})
 
 
 def _exit_functions() -> list[object]:
@@ -65,10 +75,16 @@ def _exit_functions() -> list[object]:
 
 
 def _function_link(function: object) -> Link | None:
-    while isinstance(function, functools.partial):
-        function = functools.partial.func.__get__(function)
-    plain = function.__func__ if type(function) is types.MethodType else function
-    if type(plain) is not types.FunctionType:
+    plain = _plain_function(function)
+    if plain is None:
         return None
     code = plain.__code__
     return Link(LinkKind.ATEXIT, "atexit", qualified_name(plain), code.co_filename)
+
+
+def _plain_function(function: object) -> types.FunctionType | None:
+    """The function in Python that a method or a partial calls; None for others."""
+    while isinstance(function, functools.partial):
+        function = functools.partial.func.__get__(function)
+    plain = function.__func__ if type(function) is types.MethodType else function
+    return plain if isinstance(plain, types.FunctionType) else None

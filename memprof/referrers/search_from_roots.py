@@ -252,12 +252,19 @@ class Search:
     def _keep_explained(self) -> None:
         """Drop what is known of targets that something not looked at may hold.
 
-        What the program's names lead to is held by them, whoever else does.
+        What the program's names lead to is held by them, whoever else does. So it is by a variable
+        of another thread, which may wait for long.
         """
         is_sure = self.deadline.names_followed
         for references in self.references.values():
-            if not (is_sure and any(map(self._explains, references))):
+            sure = (self._explains(one) or self._is_of_thread(one) for one in references)
+            if not (is_sure and any(sure)):
                 references.clear()
+
+    def _is_of_thread(self, reference: Reference) -> bool:
+        """Whether it is a variable of the program's in another thread than this one."""
+        root = self.root_of.get(id(reference.owner))
+        return root is not None and root.user and bool(root.thread)
 
     def _sweep(self, start: list[object]) -> None:
         self._sweep_from(self.heap.start(start), are_roots=True)

@@ -7,10 +7,15 @@ from collections.abc import Sequence
 
 from memprof.records import Holder
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.source_code.program import Place, called_name, place_of
+from memprof.source_code.program import Place, called_name, place_of, source_of
 from memprof.trace import Frame
 
-__all__ = ["collecting_statement", "is_of_unowned", "making_statement"]
+__all__ = [
+    "collecting_statement",
+    "is_of_unowned",
+    "making_in_library",
+    "making_statement",
+]
 
 _MAKING = {
     list.__name__: (ast.ListComp, frozenset(("list", "sorted"))),
@@ -31,11 +36,23 @@ def making_statement(holder: Holder, stack: Sequence[Frame]) -> Place | None:
     By a comprehension, or a function that takes its items one by one. None where another object has
     it, or no line of a stack lies in such an expression.
     """
+    return _making(holder, stack, is_of_user=True)
+
+
+def making_in_library(holder: Holder, stack: Sequence[Frame]) -> Place | None:
+    """The same of the code of libraries: ``return list(results)``."""
+    return _making(holder, stack, is_of_user=False)
+
+
+def _making(holder: Holder, stack: Sequence[Frame], *, is_of_user: bool) -> Place | None:
     kind = _unowned_kind(holder)
     if kind not in _MAKING:
         return None
     for frame in stack:
-        place = place_of(frame) if frame_kind(frame.filename) is FrameKind.USER else None
+        if (frame_kind(frame.filename) is FrameKind.USER) is not is_of_user:
+            continue
+        program = None if frame.changed else source_of(frame.filename)
+        place = program.at(frame.line) if program is not None else None
         if place is not None and _makes(place, kind, frame.line):
             return place
     return None

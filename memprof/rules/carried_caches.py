@@ -69,8 +69,17 @@ def _begins_with_none(loop: Place, name: str) -> bool:
         if place is None or place.loop is not loop.loop or place.function is not loop.function:
             continue
         for target, value in assigned(node):
-            is_none = isinstance(value, ast.Constant) and value.value is None
-            is_empty = isinstance(value, (ast.List, ast.Tuple)) and not value.elts
-            if isinstance(target, ast.Name) and target.id == name and (is_none or is_empty):
+            if isinstance(target, ast.Name) and target.id == name and _is_nothing(value):
                 return True
     return False
+
+
+def _is_nothing(value: ast.expr | None) -> bool:
+    """Whether a value is none, or a list of none: ``[]``, ``[None] * depth``."""
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
+        return _is_nothing(value.left) and isinstance(value.left, ast.List)
+    if isinstance(value, ast.ListComp):
+        return _is_nothing(value.elt)
+    if isinstance(value, (ast.List, ast.Tuple)):
+        return all(map(_is_nothing, value.elts))
+    return isinstance(value, ast.Constant) and value.value is None

@@ -33,7 +33,7 @@ from memprof.views.owners import CATEGORY_NAMES, OWNED
 from memprof.views.peak_without import Saving
 from memprof.views.window import Window
 
-__all__ = ["NO_FIGURE", "Case", "says"]
+__all__ = ["NO_FIGURE", "Case", "attribute_of_graph", "says"]
 
 _MODEL = frozenset(CATEGORY_NAMES[category] for category in OWNED)
 _IN_MODEL = frozenset(
@@ -187,7 +187,7 @@ class Case:
         the object comes from. What ``__init__`` assigns has no step's graph. None where several
         classes assign an attribute of that name: which of them is meant is not known.
         """
-        names = {name for holder in self.finding.holders if (name := _last_attribute(holder))}
+        names = {name for holder in self.finding.holders if (name := attribute_of_graph(holder))}
         classes_of_places = [
             place
             for program in (self.programs if names else ())
@@ -310,7 +310,7 @@ class Case:
         return digest == program.digest if digest is not None else None
 
 
-def _last_attribute(holder: Holder) -> str:
+def attribute_of_graph(holder: Holder) -> str:
     """The attribute or buffer that a graph hangs on; empty where it hangs on something else."""
     kinds = [link.kind for link in holder.links]
     first = next((at for at, kind in enumerate(kinds) if kind in THROUGH_GRAPH), 0)

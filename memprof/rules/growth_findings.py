@@ -66,7 +66,8 @@ _OF_A_GRAPH = 3
 """Modules that made what nothing is known to hold: fewer may return what a library keeps."""
 _FEW_MODELS = 6
 """Times that a model was kept: five folds, or an ensemble of five, end there."""
-_OF_ERRORS = frozenset({LinkKind.EXCEPTION, LinkKind.TRACEBACK})
+_OF_ERRORS = frozenset({LinkKind.EXCEPTION, LinkKind.TRACEBACK, LinkKind.LOG_RECORD})
+"""Links through which a traceback's frames or a record's arguments are kept with a text."""
 _BOUNDED_WHOLES = 0.5
 """The same where each item keeps the graph that made it, the large storage that it is a small view
 of, the object whose method is memoized or recorded, the calls that an exception came through, or
@@ -189,10 +190,14 @@ class _Leak:
     def fills_a_container(self) -> bool:
         """Whether what holds it can hold so much and no more, and keeps nothing besides."""
         is_meant = not (self._is_hardly_meant() or self._is_of_small_views())
+        is_meant = is_meant and not self._is_of_unused_graphs()
         if self.is_made_of_bounded or (self._is_being_made() and is_meant):
             return True
         return self._is_bounded() and not (
-            self._is_of_graphs() or self._is_of_small_views() or self._is_of_keys()
+            self._is_of_graphs()
+            or self._is_of_small_views()
+            or self._is_of_keys()
+            or self._is_of_errors()
         )
 
     def _is_being_made(self) -> bool:
@@ -215,7 +220,7 @@ class _Leak:
         holder, stack = self.holder, self._stack()
         if holder is None:
             return False
-        if any(link.kind in _OF_ERRORS for link in holder.links):
+        if self._is_of_errors():
             return True
         files = dict.fromkeys(frame.filename for frame in stack if not frame.changed)
         programs = [one for one in map(program_of, files) if one is not None]
@@ -243,6 +248,18 @@ class _Leak:
         size = self.survival.lives.size[rows]
         saved = self.survival.lives.category[rows] == Category.ACTIVATION
         return bool(2 * size[saved].sum() > size.sum())
+
+    def _is_of_errors(self) -> bool:
+        """Whether exceptions or log records have it, which are kept for their texts."""
+        links = (link.kind for one in self.cluster.holders[:1] for link in one.links)
+        return any(kind in _OF_ERRORS for kind in links)
+
+    def _is_of_unused_graphs(self) -> bool:
+        """Whether graphs have it, and the recording has no backward pass that could go through."""
+        links = (link.kind for one in self.cluster.holders[:1] for link in one.links)
+        phases = {label.phase for label in self.survival.tables.labels}
+        is_known = not phases <= {Phase.UNKNOWN}
+        return LinkKind.AUTOGRAD_NODE in links and is_known and Phase.BACKWARD not in phases
 
     def _is_of_keys(self) -> bool:
         """Whether a memoized method's keys have it, as part of the objects that it is called on.

@@ -10,7 +10,7 @@ from memprof.reference_chain import Link, LinkKind
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause
 from memprof.source_code.idioms import last_name
-from memprof.source_code.program import Place, bound_names
+from memprof.source_code.program import LOOPS, Place, assigned, bound_names
 
 __all__ = ["KeepingIterator", "advice_on_iterator", "keeping_iterator"]
 
@@ -26,6 +26,8 @@ class KeepingIterator(Cause):
     """By which it is held, as the statement writes it; empty where it is held by none."""
     is_of_tuple: bool = False
     """It is an item that cannot be deleted."""
+    is_second_pass: bool = False
+    """It is a variable that is gone through when nothing reads the other branch any more."""
 
 
 def keeping_iterator(case: Case) -> KeepingIterator | None:
@@ -39,7 +41,8 @@ def keeping_iterator(case: Case) -> KeepingIterator | None:
         is_tee = holder.links[at].type_name == "tee"
         name = _name_of(holder.links[:at], place)
         is_of_tuple = at > 0 and holder.links[at - 1].type_name == "tuple"
-        return KeepingIterator(place, is_tee, name, is_of_tuple)
+        is_second_pass = is_tee and place is not None and _is_read_last(place, name)
+        return KeepingIterator(place, is_tee, name, is_of_tuple, is_second_pass)
     return None
 
 
@@ -54,6 +57,15 @@ def advice_on_iterator(cause: KeepingIterator) -> Iterator[Advice]:
         )
         return
     name = f"`{cause.name}`" if cause.name else "one branch"
+    if cause.is_second_pass:
+        yield Advice(
+            "reiterate",
+            f"`itertools.tee` keeps all that one branch has passed on and the other has not, and "
+            f"{name} is gone through when the other has come to its end: begin what they go "
+            "through anew for the second pass, or compute both in one.",
+            cause.place,
+        )
+        return
     yield Advice(
         "del_ref",
         f"`itertools.tee` keeps all that one branch has passed on and the other has not, and "
@@ -74,7 +86,44 @@ def _name_of(links: Sequence[Link], place: Place | None) -> str:
 
 
 def _as_written(place: Place | None, name: str) -> str:
-    """``self.peek`` for ``peek``, as the statement binds it."""
-    targets = bound_names(place.statement) if place is not None else []
-    texts = [ast.unparse(target) for target in targets]
-    return next((text for text in texts if last_name(text) == name), name)
+    """``self.peek`` for ``peek``, as the statement binds it, or one that takes its result apart."""
+    if place is None:
+        return name
+    targets = [ast.unparse(one) for one in bound_names(place.statement)]
+    texts = [text for text in targets if last_name(text) == name]
+    for node in ast.walk(place.scope) if not texts else ():
+        for target, value in assigned(node):
+            if value is not None and ast.unparse(value) in targets:
+                texts += [text for text in [ast.unparse(target)] if last_name(text) == name]
+    return texts[0] if texts else name
+
+
+def _is_read_last(place: Place, name: str) -> bool:
+    """Whether a variable is handed on, or looped over, after all reads of the others.
+
+    Others are those that the statement binds with it. In a loop around, nothing comes last.
+    """
+    names = [ast.unparse(one) for one in bound_names(place.statement)]
+    if name not in names or len(names) != len(("one", "other")) or not name.isidentifier():
+        return False
+    reads: dict[str, list[ast.Name]] = {one: [] for one in names}
+    loops: list[ast.AST] = []
+    for node in ast.walk(place.scope):
+        if isinstance(node, LOOPS):
+            loops.append(node)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in reads:
+            reads[node.id].append(node)
+    own = reads.pop(name)
+    others = [one for both in reads.values() for one in both]
+    if not own or not others or max(map(_line, others)) >= min(map(_line, own)):
+        return False
+    return not any(_both_within(loop, own, others) for loop in loops)
+
+
+def _line(node: ast.expr) -> int:
+    return node.lineno
+
+
+def _both_within(loop: ast.AST, own: Sequence[ast.Name], others: Sequence[ast.Name]) -> bool:
+    inside = set(map(id, ast.walk(loop)))
+    return any(id(one) in inside for one in own) and any(id(one) in inside for one in others)

@@ -32,7 +32,12 @@ __all__ = [
 
 MOST_WAITING = 8
 """Items that a queue with the bound that is advised has room for."""
-_OF_OBJECTS = frozenset((LinkKind.ATTRIBUTE, LinkKind.CLASS_ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE))
+_OF_OBJECTS = frozenset(
+    (
+        *(LinkKind.ATTRIBUTE, LinkKind.CLASS_ATTRIBUTE, LinkKind.MODULE_ATTRIBUTE),
+        LinkKind.THREAD,  # of an object of a class of threads
+    )
+)
 _SIMPLE = "SimpleQueue"
 """A queue of the standard library's that can have no bound."""
 _QUEUES = frozenset(("Queue", "LifoQueue", "PriorityQueue", "JoinableQueue", _SIMPLE))
@@ -47,6 +52,10 @@ _STARTING = frozenset(
 """Modules that start threads, processes or tasks."""
 _PUTS = ("put", "put_nowait")
 _ASKS_HOW_MANY = ("qsize", "full")
+_DEQUE = "deque"
+"""A container that is a queue where the program takes out what came first."""
+_TAKES_FIRST = "popleft"
+_APPENDS = "append"
 
 
 def queue_at(holder: Holder) -> int | None:
@@ -87,10 +96,14 @@ def queue_filled_by(place: Place, programs: Sequence[Program]) -> tuple[Place, s
     """Where the queue is made that a statement's value is put into, and its name.
 
     It must be the only one of its file or, where that makes none, of these programs. It has no
-    bound, and nothing there asks how full it is.
+    bound, and nothing there asks how full it is. Where there is none at all, a ``deque`` does that
+    one thread fills and another takes the first out of.
     """
     own = list(_queues_made([place.program]))
+    deque = None if own else _deque_filled_by(place, [place.program])
     queues = own or list(_queues_made(programs))
+    if deque is not None or not queues:
+        return deque or _deque_filled_by(place, programs)
     asked = [place.program] if own else programs
     asks = any(calls_in(program.tree, *_ASKS_HOW_MANY) for program in asked)
     if len(queues) != 1 or asks or not _is_put(place):
@@ -100,22 +113,90 @@ def queue_filled_by(place: Place, programs: Sequence[Program]) -> tuple[Place, s
     return None if call.args or call.keywords else (made_at, last_name(ast.unparse(target)))
 
 
+def _deque_filled_by(place: Place, programs: Sequence[Program]) -> tuple[Place, str] | None:
+    """Where the only deque without a bound is made that a statement's value is put into.
+
+    What puts in may know it by another name, which is never bound to anything that is made.
+    """
+    taken = {
+        last_name(ast.unparse(call.func.value))
+        for program in programs
+        for call in calls_in(program.tree, _TAKES_FIRST)
+        if isinstance(call.func, ast.Attribute)
+    }
+    made = [
+        (made_at, last_name(ast.unparse(target)))
+        for made_at, target in _queues_made(programs, _DEQUE)
+    ]
+    deques = [(made_at, name) for made_at, name in made if name in taken]
+    names = {
+        last_name(ast.unparse(call.func.value))
+        for call in _puts(place, _APPENDS)
+        if isinstance(call.func, ast.Attribute)
+    }
+    if len(made) != 1 or not deques or not names or not _starts_threads(programs):
+        return None
+    ((made_at, name),) = deques
+    call = next(iter(calls_in(made_at.statement, _DEQUE)))
+    known = {name, *names}
+    is_other = any(_is_made_elsewhere(programs, one) for one in names - {name})
+    if call.args or call.keywords or is_other or _is_counted(programs, known | taken):
+        return None
+    return made_at, name
+
+
+def _is_made_elsewhere(programs: Sequence[Program], name: str) -> bool:
+    """Whether a variable or an attribute is ever bound to anything but another name's value."""
+    return any(
+        last_name(ast.unparse(target)) == name
+        and not isinstance(node.value, (ast.Attribute, ast.Name))
+        for program in programs
+        for node in program.nodes
+        if isinstance(node, (ast.Assign, ast.AnnAssign))
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+    )
+
+
+def _is_counted(programs: Sequence[Program], names: set[str]) -> bool:
+    """Whether programs ask how many items one of these has; not whether it has any."""
+    for program in programs:
+        any_at_all = {
+            id(node.left)
+            for node in program.nodes
+            if isinstance(node, ast.Compare) and ast.unparse(node.comparators[0]) == "0"
+        }
+        for call in calls_in(program.tree, "len"):
+            named = {last_name(ast.unparse(one)) for one in call.args}
+            if named & names and id(call) not in any_at_all:
+                return True
+    return False
+
+
 def _is_put(place: Place) -> bool:
     """Whether a function puts what a statement binds, or computes, into a queue."""
-    if calls_in(place.statement, *_PUTS):
-        return True
+    return bool(_puts(place, *_PUTS))
+
+
+def _puts(place: Place, *methods: str) -> list[ast.Call]:
+    """The calls by which a function puts in what a statement computes, or else what it binds."""
+    own = list(calls_in(place.statement, *methods))
+    if own:
+        return own
     names = {node.id for node in bound_names(place.statement) if isinstance(node, ast.Name)}
-    puts = calls_in(place.scope, *_PUTS)
-    return any(names & loaded_names(argument) for call in puts for argument in call.args)
+    return [
+        call
+        for call in calls_in(place.scope, *methods)
+        if any(names & loaded_names(argument) for argument in call.args)
+    ]
 
 
-def _queues_made(programs: Sequence[Program]) -> Iterator[tuple[Place, ast.expr]]:
-    """Statements that bind a target to a queue that is made there."""
+def _queues_made(programs: Sequence[Program], *types: str) -> Iterator[tuple[Place, ast.expr]]:
+    """Statements that bind a target to a queue, or one of other ``types``, that is made there."""
     for program in programs:
         for node in program.nodes:
             if not isinstance(node, (ast.Assign, ast.AnnAssign)):
                 continue
-            is_queue = node.value is not None and called_name(node.value) in _QUEUES
+            is_queue = node.value is not None and called_name(node.value) in (types or _QUEUES)
             place = program.place(node) if is_queue else None
             if place is not None:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -152,7 +233,9 @@ def bounded(
     is_sorted = place is not None and bool(calls_in(place.statement, _SORTED))
     dropped = "what comes last in its order" if is_sorted else "the oldest"
     way = f"give it one (`maxsize={MOST_WAITING}`)"
-    if place is not None and calls_in(place.statement, _SIMPLE):
+    if place is not None and calls_in(place.statement, _DEQUE):
+        way = f"make it a `queue.Queue(maxsize={MOST_WAITING})`"
+    elif place is not None and calls_in(place.statement, _SIMPLE):
         way = f"a `{_SIMPLE}` can have none, make it a `queue.Queue(maxsize={MOST_WAITING})`"
     way += f", so that what fills it waits, or drop {dropped} when it is full"
     if of_one_thread:
@@ -174,6 +257,15 @@ def has_one_thread(programs: Sequence[Program], name: str) -> bool:
 
     Nor tasks or processes.
     """
+    taking = [call.func for program in programs for call in calls_in(program.tree, *_TAKES)]
+    return not _starts_threads(programs) and any(
+        isinstance(one, ast.Attribute) and last_name(ast.unparse(one.value)) == name
+        for one in taking
+    )
+
+
+def _starts_threads(programs: Sequence[Program]) -> bool:
+    """Whether programs import what starts threads, tasks or processes."""
     modules = {
         name
         for program in programs
@@ -182,9 +274,4 @@ def has_one_thread(programs: Sequence[Program], name: str) -> bool:
         for alias in node.names
         for name in (alias.name, f"{getattr(node, 'module', None) or ''}.{alias.name}".strip("."))
     }
-    starts = any(_STARTING & set(name.split(".")) for name in modules)
-    taking = [call.func for program in programs for call in calls_in(program.tree, *_TAKES)]
-    return not starts and any(
-        isinstance(one, ast.Attribute) and last_name(ast.unparse(one.value)) == name
-        for one in taking
-    )
+    return any(_STARTING & set(name.split(".")) for name in modules)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from memprof.reference_chain import Link, LinkKind, is_field, largest_container
-from memprof.source_code.idioms import last_name
+from memprof.source_code.idioms import growing, last_name
 from memprof.source_code.program import Place, Program, assigned, called_name
 
 __all__ = ["recorded_method"]
@@ -16,6 +16,8 @@ _FIELDS = frozenset({LinkKind.ATTRIBUTE, LinkKind.CLOSURE, LinkKind.DEFAULT_ARGU
 """Links by which an object or a function has something under a name."""
 _WRAPPED = "__wrapped__"
 """The attribute of a function for the one that it was made to call (``functools.wraps``)."""
+_CALLABLES = frozenset(("WeakMethod", "methodcaller", "partial", "partialmethod"))
+"""Functions that return something to be called."""
 _NAMED_TUPLES = ("NamedTuple", "namedtuple")
 """What makes a class of tuples with names for their items: as its base, or as it is called."""
 
@@ -26,7 +28,7 @@ def recorded_method(
     """The one reference to a bound method that a record has in a field, where no program calls it.
 
     None without one. Methods that the largest container has for its own items are registered there,
-    unless the reference stands among results of other methods of its object.
+    unless the reference stands among results of other methods of its object, in a row or beside it.
     """
     registry = largest_container(links)
     for at, (above, link) in enumerate(pairwise(links)):
@@ -60,10 +62,10 @@ def _references(programs: Sequence[Program], name: str) -> Iterator[tuple[ast.At
 
 
 def _among_results(programs: Sequence[Program], name: str) -> tuple[ast.Attribute, Place] | None:
-    """The one reference to a method in a row of what other methods of its object return.
+    """The one reference to a method among results of other methods of its object.
 
-    ``(("loss", job.fit(x)), ("size", job.size))``, where the program calls nothing that it takes
-    out of a container.
+    In a row with them, ``(("loss", job.fit(x)), ("size", job.size))``, or in columns side by side,
+    where the program calls nothing that it takes out of a container.
     """
     references = list(_references(programs, name))
     if len(references) != 1 or any(_calls_items(program) for program in programs):
@@ -79,7 +81,64 @@ def _among_results(programs: Sequence[Program], name: str) -> tuple[ast.Attribut
         others = [pair[at] for pair in pairs if pair is not own and len(pair) > at]
         if own is not None and any(_is_result_of(one, receiver) for one in others):
             return reference, place
-    return None
+    is_result = _returns_value(programs, name) and _has_results_beside(place, reference, receiver)
+    return (reference, place) if is_result else None
+
+
+def _returns_value(programs: Sequence[Program], method: str) -> bool:
+    """Whether a method takes no argument and returns something, as far as it is the program's."""
+    functions = [one for program in programs for one in program.functions(method)]
+    return all(
+        not one.args.args[1:]
+        and not one.args.kwonlyargs
+        and any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(one))
+        for one in functions
+    )
+
+
+def _has_results_beside(place: Place, reference: ast.Attribute, receiver: str) -> bool:
+    """Whether a method goes into one column of a table whose others get results of its object.
+
+    ``sizes.append(job.size)`` in one block with ``losses.append(job.loss())``; or whose others get
+    results of any calls: ``history["rate"]`` beside ``history["loss"]``.
+    """
+    block = next(
+        (
+            statements
+            for _, statements in ast.iter_fields(place.around[-1] if place.around else place.scope)
+            if isinstance(statements, list) and place.statement in statements
+        ),
+        [],
+    )
+    columns = {
+        id(statement): filling
+        for statement in block
+        if isinstance(statement, ast.stmt)
+        and (at := place.program.place(statement)) is not None
+        and (filling := growing(at)) is not None
+        and filling.values
+    }
+    own = columns.get(id(place.statement))
+    if own is None or own.values[-1] is not reference:
+        return False
+    table = _table_of(own.container)
+    return any(
+        _is_result_of(one.values[-1], receiver)
+        or (table and _table_of(one.container) == table and _is_result(one.values[-1]))
+        for one in columns.values()
+    )
+
+
+def _table_of(container: str) -> str:
+    """``history`` of ``history["loss"]``; empty where a container is no column of another."""
+    column = ast.parse(container, mode="eval").body
+    is_column = isinstance(column, ast.Subscript) and isinstance(column.slice, ast.Constant)
+    return ast.unparse(column.value) if is_column else ""  # type: ignore[attr-defined]
+
+
+def _is_result(value: ast.expr) -> bool:
+    """Whether it is what a call returns, and nothing that is made to be called."""
+    return isinstance(value, ast.Call) and called_name(value) not in _CALLABLES
 
 
 def _is_result_of(value: ast.expr, receiver: str) -> bool:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from memprof.reference_chain import LinkKind
 from memprof.rules.case import Case
 from memprof.rules.graph_lines import holding_places
 from memprof.rules.rule import Advice, Cause
+from memprof.source_code.attributes_by_name import attributes_by_name
 from memprof.source_code.idioms import is_autograd_function
 from memprof.source_code.patch import diff, replaced
 from memprof.source_code.program import FUNCTIONS, Place, bound_names, calls_in
+from memprof.source_code.values import is_object
 
 __all__ = ["StoredAttribute", "advice_on_context", "stored_attribute"]
+
+_NO_TENSORS = (
+    *(ast.Constant, ast.Dict, ast.DictComp, ast.GeneratorExp, ast.Lambda, ast.List, ast.ListComp),
+    *(ast.Set, ast.SetComp, ast.Tuple),
+)
+"""Values that `save_for_backward` does not take."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +43,21 @@ def stored_attribute(case: Case) -> StoredAttribute | None:
         assigns = isinstance(place.statement, ast.Assign)
         if is_autograd_function(place) and of_ctx and assigns:
             return StoredAttribute(place, ast.unparse(targets[0]))
+    return _by_name(case)
+
+
+def _by_name(case: Case) -> StoredAttribute | None:
+    """The one ``setattr(ctx, name, y)`` in a custom Function that may set such an attribute."""
+    links = [link for holder in case.finding.holders for link in holder.links]
+    for name in dict.fromkeys(one.name for one in links if one.kind is LinkKind.CTX_ATTRIBUTE):
+        calls = [
+            (call, place)
+            for call, place in attributes_by_name(case.programs, name)
+            if is_autograd_function(place) and case.is_as_it_ran(place.program) is not False
+        ]
+        if len(calls) == 1:
+            call, place = calls[0]
+            return StoredAttribute(place, f"{ast.unparse(call.args[0])}.{name}")
     return None
 
 
@@ -64,6 +87,8 @@ def _saved_name(place: Place) -> str:
     )
     if backward is None or not isinstance(target, ast.Attribute) or saves:
         return ""
+    if len(statement.targets) > 1 or isinstance(value, _NO_TENSORS) or is_object(place, value):
+        return ""
     context = ast.unparse(target.value)
     name = backward.args.args[0].arg if backward.args.args else context
     uses = [
@@ -71,7 +96,22 @@ def _saved_name(place: Place) -> str:
         for n in ast.walk(backward)
         if isinstance(n, ast.Attribute) and n.attr == target.attr and ast.unparse(n.value) == name
     ]
-    if not uses or calls_in(backward, "saved_tensors"):
+    if not uses or calls_in(backward, "saved_tensors") or _are_taken_apart(backward, uses):
         return ""
     saved = replaced(statement, f"{context}.save_for_backward({ast.unparse(value)})")
     return diff(place.program, saved, *(replaced(u, f"{name}.saved_tensors[0]") for u in uses))
+
+
+def _are_taken_apart(backward: ast.AST, uses: Sequence[ast.Attribute]) -> bool:
+    """Whether the backward pass reads entries of what was stored, or goes through it."""
+    inner = {id(use) for use in uses}
+    for node in ast.walk(backward):
+        through = node.iter if isinstance(node, (ast.For, ast.comprehension)) else None
+        if isinstance(node, (ast.Subscript, ast.Starred)):
+            through = node.value
+        if isinstance(node, ast.Assign):
+            into = [one for one in node.targets if isinstance(one, (ast.List, ast.Tuple))]
+            through = node.value if into else None
+        if id(through) in inner:
+            return True
+    return False

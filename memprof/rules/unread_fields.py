@@ -20,6 +20,7 @@ from memprof.source_code.unread_fields import (
     is_own_class,
     keys_of_attribute,
 )
+from memprof.source_code.unread_positions import given_at_position, is_position_unread
 
 __all__ = [
     "UnreadField",
@@ -34,6 +35,8 @@ _GENERATED = "generate"
 """The function whose results an `UnreadField` is of, as its owner."""
 _DICTS = "dict"
 """The same of entries of plain dicts."""
+_TUPLES = "tuple"
+"""The same of items of tuples."""
 _SHOWN = {"cache": "past_key_values"}
 """Attributes of such results by the names that programs know them by."""
 
@@ -80,6 +83,12 @@ class UnreadField:
             why = (
                 f"Nothing reads the `{self.name}` of what `generate` returned, which {self.items} "
                 "items keep: keep what is read of it (`sequences`, say), and ask for no more."
+            )
+            return Advice("del_ref", why, self.place, line=self.line)
+        if self.owner == _TUPLES:
+            why = (
+                f"Nothing reads the `{self.name}` that each of {self.items} tuples keeps: leave it "
+                "out, or keep of it what is read."
             )
             return Advice("del_ref", why, self.place, line=self.line)
         if self.owner == _DICTS:
@@ -160,7 +169,27 @@ def unread_field_of_made(
     names = bound_names(made.statement)
     if len(names) != 1:
         return None
-    return unread_field(holder, programs) or unread_entry(holder, made, names[0], programs)
+    return (
+        unread_field(holder, programs)
+        or unread_entry(holder, made, names[0], programs)
+        or _unread_position(holder, made, names[0])
+    )
+
+
+def _unread_position(holder: Holder, made: Place, name: ast.expr) -> UnreadField | None:
+    """The same of tuples: ``for _, score in results``, where each has a model besides."""
+    at = largest_container(holder.links)
+    below = holder.links[at + 1 :] if at is not None else ()
+    if at is None or not isinstance(name, ast.Name) or not below:
+        return None
+    if below[0].type_name != _TUPLES or not below[0].name.isdigit():
+        return None
+    position, length = int(below[0].name), below[0].length
+    given = given_at_position(made, position, length) if position < length else None
+    if given is None or not is_position_unread(made, name.id, position, length):
+        return None
+    value, place = given
+    return UnreadField(ast.unparse(value), _TUPLES, holder.links[at].length, place, value.lineno)
 
 
 def _of_items(items: int, below: Sequence[Link], programs: Sequence[Program]) -> UnreadField | None:

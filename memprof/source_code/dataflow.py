@@ -244,7 +244,8 @@ class Flow:
         if not carried:
             return
         receiver, name = _receiver(call), called_name(call)
-        if receiver is not None and name in FILLING:
+        is_container = receiver is not None and root_name(receiver) not in self.source.of_torch
+        if is_container and name in FILLING:  # no ``torch.add(total, loss)``
             self.give(receiver, scopes)
         self.enter(call, carried)
 

@@ -14,6 +14,7 @@ from memprof.source_code.program import (
     FUNCTIONS,
     Place,
     Program,
+    arguments,
     assigned,
     bound_names,
     called_name,
@@ -317,7 +318,8 @@ def accumulation(place: Place | None) -> Accumulation | None:
 
     ``total += loss``, ``total -= loss``, ``total = total + loss`` from either side, with a weight
     too where it is a variable (``mean = 0.9 * mean + 0.1 * loss``; an attribute is a state of its
-    own), ``total.add_(loss)``; a list that is added to (``kept += [x]``) is a container, no sum.
+    own), ``total.add_(loss)``, ``total = torch.add(total, loss)``; a list that is added to
+    (``kept += [x]``) is a container, no sum.
     Where the statement begins the sum as well (``total = loss if total is None else total +
     loss``), what it begins with is added, too.
     """
@@ -344,6 +346,9 @@ def _added_to_target(statement: ast.Assign, value: ast.expr) -> Accumulation | N
     """The sum that a value is, or one of two: ``total = x if total is None else total + x``."""
     if isinstance(value, ast.BinOp):
         return _added_to_itself(statement, value)
+    if isinstance(value, ast.Call):
+        sum_called = _called_addition(value)
+        return _added_to_itself(statement, sum_called) if sum_called is not None else None
     if not isinstance(value, ast.IfExp):
         return None
     for side, other in ((value.orelse, value.body), (value.body, value.orelse)):
@@ -356,6 +361,17 @@ def _added_to_target(statement: ast.Assign, value: ast.expr) -> Accumulation | N
             others = (*sum_there.others, *((other,) if is_new else ()))
             return Accumulation(sum_there.total, sum_there.value, others)
     return None
+
+
+def _called_addition(call: ast.Call) -> ast.BinOp | None:
+    """``a + b`` of ``torch.add(a, b)``, ``operator.add(a, b)`` and ``a.add(b)``; so of ``sub``."""
+    operation = {"add": ast.Add, "sub": ast.Sub}.get(called_name(call))
+    operands = list(call.args)
+    if isinstance(call.func, ast.Attribute) and len(operands) == 1:
+        operands.insert(0, call.func.value)
+    if operation is None or len(operands) != 2:
+        return None
+    return ast.BinOp(left=operands[0], op=operation(), right=operands[1])
 
 
 def _added_to_itself(statement: ast.Assign, value: ast.BinOp) -> Accumulation | None:
@@ -446,15 +462,27 @@ def _enlarged_through_name(place: Place) -> str:
     joined = {
         ast.unparse(node)
         for call in calls_in(place.statement, *JOINING)
-        for argument in call.args
+        for argument in arguments(call)
         for node in ast.walk(argument)
         if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript))
     }
-    for node in ast.walk(place.scope) if names and joined else ():
-        for target, value in assigned(node):
-            if isinstance(value, ast.Name) and value.id in names and ast.unparse(target) in joined:
-                return ast.unparse(target)
+    bound = [pair for node in ast.walk(place.scope) for pair in assigned(node)] if names else []
+    # ``past = self.state.get("past")``, and then ``torch.cat((past, new))``
+    joined |= {_stored_at(value) for target, value in bound if ast.unparse(target) in joined}
+    for target, value in bound:
+        if isinstance(value, ast.Name) and value.id in names and ast.unparse(target) in joined:
+            return ast.unparse(target)
     return ""
+
+
+def _stored_at(value: ast.expr | None) -> str:
+    """An attribute or an entry, as it is written where it is read; empty for other values."""
+    if isinstance(value, (ast.Attribute, ast.Subscript)):
+        return ast.unparse(value)
+    is_entry = isinstance(value, ast.Call) and called_name(value) == "get" and value.args
+    if not is_entry or not isinstance(value.func, ast.Attribute):  # type: ignore[union-attr]
+        return ""
+    return f"{ast.unparse(value.func.value)}[{ast.unparse(value.args[0])}]"  # type: ignore[union-attr]
 
 
 def enlarged_copy(statement: ast.stmt) -> str:
@@ -469,10 +497,10 @@ def enlarged_copy(statement: ast.stmt) -> str:
         if called_name(call) == "append" and len(call.args) < 2:
             continue  # a list's
         joins_list = called_name(call) in JOINING
-        for argument in call.args:
+        for argument in arguments(call):
             for node in ast.walk(argument):
                 is_nameable = isinstance(node, (ast.Name, ast.Attribute, ast.Subscript))
-                is_list = joins_list and node is call.args[0]
+                is_list = joins_list and node is argument
                 if is_nameable and not is_list and ast.unparse(node) in texts:
                     return ast.unparse(node)
     return ""
@@ -707,10 +735,18 @@ def _named_in_file(place: Place, name: ast.expr) -> Iterator[ast.expr]:
 
 
 def is_autograd_function(place: Place | None) -> bool:
-    """True if a place is in a class derived from ``torch.autograd.Function``."""
-    class_ = place.class_ if place is not None else None
-    bases = class_.bases if class_ is not None else []
-    return any(ast.unparse(base).split(".")[-1] == "Function" for base in bases)
+    """True if a place is in a class derived from ``torch.autograd.Function``.
+
+    Also by way of other classes of the file.
+    """
+    classes = [place.class_] if place is not None and place.class_ is not None else []
+    for class_ in classes:
+        bases = {last_name(ast.unparse(base)) for base in class_.bases}
+        if "Function" in bases:
+            return True
+        named = place.program.classes() if place is not None and bases else []
+        classes += [one for one in named if one.name in bases and one not in classes]
+    return False
 
 
 def keyword(call: ast.Call, name: str) -> ast.expr | None:

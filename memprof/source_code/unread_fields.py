@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from memprof.source_code.program import MOST_PROGRAMS, Place, Program, called_name, calls_in
+from memprof.source_code.scopes import parameters
 
 __all__ = [
     "attributes_of_entry",
@@ -26,6 +27,8 @@ _READING_ALL = frozenset(
 """Functions that read what an object has without naming it."""
 _BY_NAME = frozenset(("asdict", "getattr", "vars"))
 """Functions that read attributes without naming them in the source."""
+_DICTS = frozenset(("dict", "update"))
+"""What makes entries of its keywords."""
 _TAKING_ENTRIES = frozenset(("get", "items", "pop", "values"))
 """Methods of a dict that read entries without a key that is written out, or by another way."""
 _PLAIN_BASES = frozenset(("ABC", "Generic", "Protocol", "object"))
@@ -189,7 +192,10 @@ def attributes_of_entry(programs: Sequence[Program], key: str) -> frozenset[str]
 
 
 def entry_given_at(programs: Sequence[Program], key: str) -> tuple[Place, int] | None:
-    """The one statement that writes a key, in a dict's display or as ``row[key] = …``; its line."""
+    """The one statement that writes a key, in a dict's display or as ``row[key] = …``; its line.
+
+    Or as a keyword of ``dict(…)``, or of what takes its keywords as a dict: ``def log(**row)``.
+    """
     places = {}
     for program in programs:
         for node in program.nodes:
@@ -198,11 +204,26 @@ def entry_given_at(programs: Sequence[Program], key: str) -> tuple[Place, int] |
                 keys = node.keys
             elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
                 keys = [node.slice]
+            elif isinstance(node, ast.Call):
+                words = [one for one in node.keywords if one.arg == key]
+                keys = [one.value for one in words if _makes_entries(programs, node, key)]
             for one in keys:
-                place = program.place(node) if _is_constant(one, key) else None
+                is_key = isinstance(node, ast.Call) or _is_constant(one, key)
+                place = program.place(node) if is_key else None
                 if place is not None and one is not None:
                     places[program.filename, one.lineno] = place, one.lineno
     return next(iter(places.values())) if len(places) == 1 else None
+
+
+def _makes_entries(programs: Sequence[Program], call: ast.Call, key: str) -> bool:
+    """Whether a keyword of a call becomes the entry of a dict, and no parameter takes it."""
+    called = called_name(call)
+    if called in _DICTS:
+        return True
+    functions = [one for program in programs for one in program.functions(called)]
+    return bool(functions) and all(
+        one.args.kwarg is not None and key not in parameters(one) for one in functions
+    )
 
 
 def _is_constant(node: ast.expr | None, value: str) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import queue
+import threading
 from contextlib import contextmanager
 from itertools import groupby
 
@@ -394,3 +396,26 @@ def test_a_search_that_a_window_began_goes_on_after_it(tmp_path, monkeypatch):
     assert found.step > last
     assert "box.model['meters']['loss']" in found.holders[0].description
     assert len(slices) < 12  # no longer than it takes
+
+
+def test_a_variable_of_a_waiting_thread_holds_whatever_else_may(monkeypatch):
+    """The search is cut off when it comes to libraries."""
+    deadline, asked, answer = Deadline(60.0), threading.Event(), queue.Queue()
+
+    def work():
+        batch = torch.ones(13)
+        answer.put(batch.untyped_storage()._cdata)
+        asked.wait()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+
+    def too_late(*, user):
+        deadline.passed = deadline.passed or not user
+        return module_roots(user=user)
+
+    monkeypatch.setattr(search, "module_roots", too_late)
+    ((held, *_),) = find_holders([answer.get()], deadline=deadline, in_passing=True)
+    asked.set()
+    worker.join()
+    assert (held.kind, held.code) == (LinkKind.THREAD, "batch = torch.ones(13)")

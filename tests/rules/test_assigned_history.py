@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 from memprof.loading import load
+from memprof.reference_chain import Link, LinkKind
 from memprof.rules.ranked_findings import findings
 from tests import forks
+from tests.rules.bench import Bench
 from tests.rules.recorded import findings_of
 
 
@@ -284,3 +287,108 @@ def test_an_average_without_a_graph_is_not_to_blame_for_what_is_returned_with_it
     remedies = [one for finding in found for one in finding.remedies]
     assert found
     assert not any("self.value" in one.code for one in remedies)
+
+
+def track(module, momentum=0.1, **statistics):
+    for name, value in statistics.items():
+        old = getattr(module, f"average_{name}", 0.0)
+        setattr(module, f"average_{name}", (1 - momentum) * old + momentum * value)
+
+
+def configure(module, **settings):
+    for name, value in settings.items():
+        setattr(module, name, value)
+
+
+class Tracked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        configure(self, momentum=0.1)
+
+    def forward(self, x):
+        out = self.layer(x).tanh()
+        track(self, self.momentum, scale=out.square().mean())
+        return out
+
+
+def tracking():
+    model = Tracked()
+
+    def step(number):
+        model(torch.randn(64, 64)).sum().backward()
+
+    return step
+
+
+def test_an_attribute_is_set_by_its_name_in_a_function(tmp_path):
+    found = findings_of(tracking, tmp_path / "run.json")[0]
+    first = found.remedies[0]
+    assert found.rule == first.rule == "assigned-history"
+    assert (first.fix, first.code) == (
+        "detach",
+        'setattr(module, f"average_{name}", (1 - momentum) * old + momentum * value)',
+    )
+    assert "`module.average_scale` keeps the graph" in first.why
+
+
+class Ranges(nn.Module):
+    """Two attributes by the tuple that a method returns; the graph of one of them grows."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.low, self.high = torch.zeros(()), torch.ones(())
+
+    def ranges(self, out):
+        return out.detach().min(), 0.9 * self.high + 0.1 * out.square().mean()
+
+    def forward(self, x):
+        out = self.layer(x).tanh()
+        self.low, self.high = self.ranges(out)
+        return out
+
+
+def ranging():
+    model = Ranges()
+
+    def step(number):
+        model(torch.randn(64, 64)).sum().backward()
+
+    return step
+
+
+def test_of_a_tuple_the_attribute_is_named_that_has_the_graph(tmp_path):
+    found = findings_of(ranging, tmp_path / "run.json")[0]
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("assigned-history", "detach")
+    assert first.code == "self.low, self.high = self.ranges(out)"
+    assert "`self.high` keeps the graph" in first.why
+
+
+SCORING = """
+import torch
+from torch import nn
+
+class Scoring(nn.Module):
+    def __init__(self, x):
+        self.score = VALUE
+
+    def forward(self, x):
+        return self.score(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "is_kept"), [("nn.Linear(64, 1)", False), ("torch.tanh(x)", True)]
+)
+def test_a_part_of_a_model_with_the_name_of_a_field_keeps_no_graph(value, is_kept, tmp_path):
+    bench = Bench(tmp_path).write(SCORING.replace("VALUE", value))
+    links = [
+        Link(LinkKind.ITEM, "30", "list", length=63),
+        Link(LinkKind.ATTRIBUTE, "score", "Prediction"),
+        Link(LinkKind.AUTOGRAD_NODE),
+        Link(LinkKind.SAVED_TENSOR, "mat1", "AddmmBackward0"),
+    ]
+    advice = bench.advise("return self.score", bench.holder("self.score = ", *links))
+    assert ("assigned-history" in {one.rule for one in advice}) is is_kept

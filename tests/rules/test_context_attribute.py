@@ -81,3 +81,77 @@ def test_layers_that_hand_on_what_they_made_are_no_state_of_the_step_before(tmp_
     found, *_ = findings_of(through_layers, tmp_path / "run.json")
     assert found.remedies[0].fix == "save_for_backward"
     assert "detach" not in {one.fix for one in found.remedies}
+
+
+class InDict(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x * x * x
+        ctx.cache = {"y": y, "power": 2 / 3}
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 3 * grad * ctx.cache["y"].abs().pow(ctx.cache["power"])
+
+
+class ByName(torch.autograd.Function):
+    """What backward needs is set by its name, in a function for all of its kind."""
+
+    @staticmethod
+    def keep(ctx, **tensors):
+        for name, tensor in tensors.items():
+            setattr(ctx, name, tensor)
+
+
+class Root(ByName):
+    @staticmethod
+    def forward(ctx, x):
+        out = x.abs().sqrt()
+        Root.keep(ctx, out=out)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / (2 * ctx.out)
+
+
+class Inherits(Cube):
+    @staticmethod
+    def forward(ctx, x):
+        result = x * x * x
+        ctx.y = result
+        return result
+
+
+def of_function(function):
+    def program():
+        layer = nn.Linear(WIDTH, WIDTH)
+
+        def step(number):
+            function.apply(layer(torch.randn(WIDTH, WIDTH))).sum().item()
+
+        return step
+
+    return program
+
+
+def test_a_dict_is_nothing_that_a_patch_could_save(tmp_path):
+    (found,) = findings_of(of_function(InDict), tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("context-attribute", "save_for_backward")
+    assert (first.code, first.patch) == ('ctx.cache = {"y": y, "power": 2 / 3}', "")
+
+
+def test_an_attribute_that_is_set_by_its_name_is_one(tmp_path):
+    (found,) = findings_of(of_function(Root), tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("context-attribute", "save_for_backward")
+    assert (first.code, first.patch) == ("setattr(ctx, name, tensor)", "")
+
+
+def test_a_class_that_is_derived_from_a_function_is_one(tmp_path):
+    (found,) = findings_of(of_function(Inherits), tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("context-attribute", "save_for_backward")
+    assert first.code == "ctx.y = result"

@@ -55,6 +55,17 @@ def fires_on_arguments():
     return step
 
 
+def shown(*, picture):
+    return picture.sum()
+
+
+def fires_on_an_argument_by_name():
+    def step(number):
+        atexit.register(shown, picture=torch.zeros(WIDTH, WIDTH))
+
+    return step
+
+
 def fires_on_a_partial():
     def step(number):
         canvas = torch.zeros(WIDTH, WIDTH)
@@ -107,6 +118,11 @@ def looks_alike():
         (fires, "atexit.register(self.close)", "self.close"),
         (fires_on_a_closure, "atexit.register(lambda: print(canvas.sum()))", "<lambda>"),
         (fires_on_arguments, "atexit.register(saved, canvas)", "`atexit.unregister(saved)`"),
+        (
+            fires_on_an_argument_by_name,
+            "atexit.register(shown, picture=torch.zeros(WIDTH, WIDTH))",
+            "`atexit.unregister(shown)`",
+        ),
         (
             fires_on_a_partial,
             "atexit.register(functools.partial(saved, [canvas]))",

@@ -105,3 +105,47 @@ def test_a_cache_may_be_a_list_or_an_entry_of_a_dict(attention, tmp_path):
     found, *_ = findings_of(lambda: fires(attention), tmp_path / "run.json")
     assert found.rule == "generation-cache"
     assert found.remedies[0].fix == "clear_container"
+
+
+class Streaming(nn.Module):
+    """Sound in chunks: each is joined with all before it, by another name, and computed with."""
+
+    def __init__(self):
+        super().__init__()
+        self.project, self.state = nn.Linear(WIDTH, WIDTH), {}
+
+    def forward(self, chunk):
+        past = self.state.get("past")
+        joined = chunk if past is None else torch.cat((past, chunk))
+        self.state["past"] = joined
+        return self.project(joined)[-len(chunk) :]
+
+
+def test_the_longer_one_may_have_another_name_before_it_is_stored(tmp_path):
+    found, *_ = findings_of(lambda: fires(Streaming), tmp_path / "run.json")
+    first = found.remedies[0]
+    assert found.rule == "generation-cache"
+    assert (first.fix, first.code) == (
+        "clear_container",
+        "joined = chunk if past is None else torch.cat((past, chunk))",
+    )
+    assert "adds to `self.state['past']` and computes with all of it" in first.why
+
+
+class Collected(nn.Module):
+    """The same way of collecting, and the call computes nothing with it."""
+
+    def __init__(self):
+        super().__init__()
+        self.state = {}
+
+    def forward(self, x):
+        past = self.state.get("all")
+        joined = x if past is None else torch.cat((past, x))
+        self.state["all"] = joined
+        return x
+
+
+def test_what_is_stored_by_way_of_a_name_alone_is_no_cache(tmp_path):
+    found = findings_of(lambda: fires(Collected), tmp_path / "run.json")
+    assert "generation-cache" not in [remedy.rule for one in found for remedy in one.remedies]

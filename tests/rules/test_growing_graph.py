@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+
+import torch
 
 from memprof.records import Finding, Holder
 from memprof.reference_chain import Link, LinkKind
@@ -19,16 +22,32 @@ def train(state, loss):
     state.total = state.total + loss
 
 
-def looks(*steps) -> Recording:
-    """What the job noted of the graph of `state.total` above, which it counts now and then."""
-    code = "state.total = state.total + loss"
-    lines = Path(__file__).read_text().splitlines()
+class Meter:
+    def __init__(self):
+        self.sum = self.count = self.mean = 0
+
+    def update(self, value, rows):
+        self.sum += value * rows
+        self.count += rows
+        self.mean = self.sum / self.count
+
+
+def add_to(totals, losses):
+    sum(losses.values()).backward()
+    for name, loss in losses.items():
+        totals[name] = torch.add(totals[name], loss)
+
+
+def looks(*steps, code="state.total = state.total + loss", links=None) -> Recording:
+    """What the job noted of the graph that a line makes longer, which it counts now and then."""
+    lines = [line.strip() for line in Path(__file__).read_text().splitlines()]
     held = Holder(
         LinkKind.ATTRIBUTE,
         __file__,
-        lines.index(f"    {code}") + 1,
+        lines.index(code) + 1,
         code,
-        [
+        links
+        or [
             Link(LinkKind.GLOBAL, "state", "train"),
             Link(LinkKind.ATTRIBUTE, "total", "SimpleNamespace"),
         ],
@@ -68,6 +87,23 @@ def test_it_says_by_how_many_nodes_and_the_sum_is_told_to_add_numbers(tmp_path):
         "`SimpleNamespace`, global `state` of train"
     )
     assert [remedy.fix for remedy in found.remedies] == ["item", "del_ref", "detach"]
+
+
+def test_a_mean_is_made_of_a_sum_and_the_sum_is_what_keeps(tmp_path):
+    links = [Link(LinkKind.GLOBAL, "meter", "train"), Link(LinkKind.ATTRIBUTE, "mean", "Meter")]
+    code = "self.mean = self.sum / self.count"
+    program = partial(looks, 16, 24, 32, code=code, links=links)
+    first = findings_of(program, tmp_path / "run.json")[0].remedies[0]
+    assert (first.rule, first.fix) == ("running-sum", "item")
+    assert first.code == "self.sum += value * rows"
+
+
+def test_a_sum_that_a_function_of_torch_adds_up_is_one_as_well(tmp_path):
+    links = [Link(LinkKind.GLOBAL, "totals", "train", length=2), Link(LinkKind.ITEM, "'kind'")]
+    code = "totals[name] = torch.add(totals[name], loss)"
+    program = partial(looks, 16, 24, 32, code=code, links=links)
+    first = findings_of(program, tmp_path / "run.json")[0].remedies[0]
+    assert (first.rule, first.fix, first.code) == ("running-sum", "item", code)
 
 
 def test_two_looks_are_needed(tmp_path):

@@ -24,6 +24,16 @@ def fires():
     return step
 
 
+def joined_by_keyword():
+    state = SimpleNamespace(preds=torch.zeros(0, WIDTH))
+
+    def step(number):
+        longer = torch.cat(tensors=(state.preds, torch.randn(ROWS, WIDTH)), dim=0)
+        state.preds = longer
+
+    return step
+
+
 def of_the_newest():
     """A bank of which a loss takes the last rows."""
     state = SimpleNamespace(bank=torch.zeros(0, WIDTH))
@@ -81,6 +91,14 @@ def test_it_is_to_be_begun_anew_or_its_parts_collected_on_the_host(tmp_path):
     part = ROWS * WIDTH * 4
     assert first.peak_before == (STEPS + (STEPS - 1) + 1) * part  # the new one, the old, and a part
     assert first.peak_after < 4 * part  # begun anew in each step
+
+
+def test_what_is_joined_may_be_given_by_its_name(tmp_path):
+    found, *_ = findings_of(joined_by_keyword, tmp_path / "run.json", STEPS)
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("grown-by-concatenation", "clear_container")
+    assert first.code.startswith("longer = torch.cat(tensors=(state.preds, ")
+    assert "`state.preds` is made longer" in first.why
 
 
 def test_only_what_is_read_of_it_is_to_be_kept(tmp_path):
@@ -210,6 +228,34 @@ def answer(model, x):
         memprof.step()
 
 
+class Stacked(torch.nn.Module):
+    """Each layer has a cache of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Attending(), Attending()])
+
+    def forward(self, x, cache):
+        longer = []
+        for layer, past in zip(self.layers, cache, strict=True):
+            x, kept = layer(x, past)
+            longer.append(kept)
+        return x, longer
+
+
+@torch.inference_mode()
+def answer_of_layers(model, x):
+    cache = [None] * 2
+    for _ in range(40):
+        x, cache = model(x, cache)
+        memprof.step()
+
+
+def one_prompt_of_layers():
+    answer_of_layers(Stacked(), torch.randn(ROWS, 4, WIDTH))
+    return lambda number: None
+
+
 @torch.inference_mode()
 def answers(model, prompts):
     """Each prompt is added to those before."""
@@ -237,8 +283,9 @@ def test_an_entry_that_is_updated_by_its_key_is_replaced_as_well(tmp_path):
     assert "`bank.state['rows']` is made longer again and again" in first.why
 
 
-def test_what_a_loop_carries_and_begins_with_none_needs_its_final_size_at_once(tmp_path):
-    found, *_ = findings_of(one_prompt, tmp_path / "run.json", steps=0)
+@pytest.mark.parametrize("program", [one_prompt, one_prompt_of_layers])
+def test_what_a_loop_carries_and_begins_with_none_needs_its_final_size_at_once(program, tmp_path):
+    found, *_ = findings_of(program, tmp_path / "run.json", steps=0)
     first = found.remedies[0]
     assert (found.rule, first.fix) == ("grown-by-concatenation", "preallocate")
     assert first.code == "keys = torch.concat([past[0], keys], dim=1)"

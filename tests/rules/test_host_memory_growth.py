@@ -66,6 +66,19 @@ def test_what_grows_on_the_host_is_found_with_its_rate_and_the_steps_that_are_le
     assert findings(run)[0].title == found.title
 
 
+def test_what_is_given_back_after_the_last_step_was_kept_until_then(tmp_path):
+    rising = [*RISING[:-1], GIB]
+    (found,) = host_memory(recorded(tmp_path, rss=rising, shared=[MIB] * STEPS))
+    assert (found.first_step, found.last_step) == (3, 38)
+    assert found.bytes == 35 * 20 * MIB
+    assert found.bytes_per_step == 20 * MIB
+
+
+def test_what_is_given_back_before_the_last_step_does_not_pile_up(tmp_path):
+    falling = [*RISING[:-2], GIB, GIB]
+    assert host_memory(recorded(tmp_path, rss=falling, shared=[MIB] * STEPS)) == []
+
+
 def test_the_verdict_is_that_growth_and_says_where_to_look(tmp_path):
     run = recorded(tmp_path, rss=RISING, shared=[0] * STEPS)
     verdict = summarize(examine(run), findings(run)).verdict

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.rules.recorded import findings_of, names
+from memprof.loading import load
+from memprof.records import Finding, Holder
+from memprof.reference_chain import Link, LinkKind
+from memprof.rules.ranked_findings import findings
+from memprof.testing import TraceBuilder
+from tests.rules.recorded import Recording, findings_of, names
 
 ROWS, BATCH, WIDTH = 512, 64, 64
 
@@ -83,3 +90,65 @@ def test_the_statement_that_writes_is_to_build_no_graph(kind, name, line, tmp_pa
     assert first.line == kind.update.__code__.co_firstlineno + line
     assert f"`{name}` is written into with values that have a graph" in first.why
     assert "in-place-update" not in names(looks_alike, tmp_path / "fixed.json")
+
+
+class Center(Bank):
+    """A running mean of what another net returned; methods of values, which have no index."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("center", torch.zeros(WIDTH))
+
+    def update(self, bank, index, new):
+        self.center.mul_(0.9).add_(new.tanh().mean(0), alpha=0.1)
+
+
+class Replaced(Center):
+    """A new tensor each time, which is no update in place."""
+
+    def update(self, bank, index, new):
+        self.center = 0.9 * self.center + 0.1 * new.tanh().mean(0)
+
+
+def test_methods_of_values_are_told_by_the_name_of_what_they_write_into(tmp_path):
+    found = findings_of(lambda: training(Center), tmp_path / "run.json", 24)[0]
+    first, second, *_ = found.remedies
+    assert (found.rule, first.fix, second.fix) == ("in-place-update", "no_grad", "detach")
+    assert first.code == "self.center.mul_(0.9).add_(new.tanh().mean(0), alpha=0.1)"
+    assert "`self.center` is written into with values that have a graph" in first.why
+    rules = names(lambda: training(Replaced), tmp_path / "other.json")
+    assert rules
+    assert "in-place-update" not in rules
+
+
+NODES = """
+def enqueue(self, keys):
+    self.rows[: len(keys)] = WRITTEN
+"""
+
+
+@pytest.mark.parametrize(("written", "is_told"), [("keys.T", True), ("rows", False)])
+def test_only_nodes_of_the_graph_may_stay_on_the_host(written, is_told, tmp_path):
+    """Nothing is saved of what is written: the tensor itself is known to have the graph."""
+    source = tmp_path / "job.py"
+    text = NODES.replace("WRITTEN", written)
+    source.write_text(text if is_told else f"@torch.no_grad(){text}")
+    os.utime(source, (1, 1))  # before the recording, whose time is made up
+    links = [
+        Link(LinkKind.LOCAL, "bank", "main", filename=str(source), line=3),
+        Link(LinkKind.BUFFER, "rows", "Bank"),
+    ]
+    holder = Holder(LinkKind.BUFFER, str(source), 3, "", links)
+    looks = [
+        Finding("host_growth", device="host", step=step, holders=[holder], details={})
+        for step in (16, 24, 32)
+    ]
+    trace = TraceBuilder(device="cpu")
+    for step in range(40):
+        trace.label(step=step).alloc(512, "work").free("work")
+    recording = Recording((trace,), more=tuple(looks))
+    every = findings(load(recording.write(tmp_path / "run.json")))
+    (found,) = (one for one in every if one.rule == "growing-graph")
+    fixes = [one.fix for one in found.remedies]
+    assert found.rule == "growing-graph"
+    assert (fixes[:2] == ["no_grad", "detach"]) is is_told

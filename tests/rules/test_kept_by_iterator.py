@@ -144,3 +144,54 @@ def test_a_branch_in_a_container_is_named_as_an_item(type_name, deleting, tmp_pa
     assert (
         f"`self.peeks[0]` lags behind: let go of it when it has been read{deleting}." in first.why
     )
+
+
+def test_what_is_gone_through_twice_is_to_be_begun_anew(tmp_path):
+    source = """
+def run(source):
+    one, two = itertools.tee(source)
+    mean = mean_of(one)
+    return predict(two, mean)
+"""
+    (first, *_) = held_by_branch(tmp_path, source, "two")
+    assert (first.rule, first.fix) == ("kept-by-iterator", "reiterate")
+    assert "`two` is gone through when the other has come to its end" in first.why
+
+
+def test_what_was_looked_at_first_is_to_be_let_go_of(tmp_path):
+    source = """
+def run(source):
+    peek, all_of_it = itertools.tee(source)
+    first = next(peek)
+    return predict(all_of_it, first)
+"""
+    (first, *_) = held_by_branch(tmp_path, source, "peek")
+    assert (first.rule, first.fix) == ("kept-by-iterator", "del_ref")
+    assert "(`del peek`)" in first.why
+
+
+def held_by_branch(tmp_path, source, name):
+    bench = Bench(tmp_path).write(source)
+    links = [Link(LinkKind.LOCAL, name, "run"), Link(LinkKind.ITERATOR, type_name="tee")]
+    return bench.advise("def run", bench.holder("itertools.tee", *links))
+
+
+TAKEN_APART = """
+class Normalizer:
+    def __init__(self, source):
+        branches = itertools.tee(source, 2)
+        self.stream, self.probe = branches
+"""
+
+
+def test_a_branch_is_named_as_the_next_statement_binds_it(tmp_path):
+    bench = Bench(tmp_path).write(TAKEN_APART)
+    links = [
+        Link(LinkKind.LOCAL, "normalizer", "main"),
+        Link(LinkKind.ATTRIBUTE, "probe", "Normalizer"),
+        Link(LinkKind.ITERATOR, type_name="tee"),
+    ]
+    first = bench.advise("self.stream", bench.holder("itertools.tee", *links))[0]
+    assert "`self.probe` lags behind: let go of it when it has been read (`del self.probe`)" in (
+        first.why
+    )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from tests.rules.recorded import findings_of
+from memprof.loading import load
+from memprof.rules.ranked_findings import findings
+from tests.rules.recorded import findings_of, record
 
 ROWS, WIDTH = 64, 256
 PART = ROWS * WIDTH * 4
@@ -59,3 +63,20 @@ def test_the_numbers_stay_and_what_is_computed_of_them_goes(tmp_path):
     assert only.code == "cache.append(entry_of(torch.rand(ROWS, 2 * WIDTH)))"
     assert only.saves_bytes >= 7 * 3 * PART
     assert not found.minor
+
+
+def test_what_no_search_came_to_is_kept_by_the_same_distributions(tmp_path):
+    record(fires, tmp_path / "run.json", steps=32)
+    run = load(tmp_path / "run.json")
+    last = [one.holders[0].links[-1].name if one.holders else "" for one in run.findings]
+    assert {"std", "var"} & {*last}
+    fewer = [
+        one for one, name in zip(run.findings, last, strict=True) if name not in ("std", "var")
+    ]
+    (found,) = [
+        one
+        for one in findings(replace(run, findings=tuple(fewer)))
+        if one.rule == "kept-distributions"
+    ]
+    assert found.bytes == 8 * 3 * PART
+    assert "are `logvar`, `std`, `var` of `DiagonalGaussianDistribution`" in found.title

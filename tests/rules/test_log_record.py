@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 
 import torch
 
@@ -83,3 +84,38 @@ def test_numbers_are_to_be_logged_and_not_tensors(tmp_path):
     (found,) = findings_of(tensors, tmp_path / "run.json")
     assert found.bytes_per_step == WIDTH * WIDTH * 4
     assert [one.fix for one in found.remedies[:2]] == ["item", "clear_container"]
+
+
+class Recent(logging.Handler):
+    """Stores the newest of very many records."""
+
+    def __init__(self):
+        super().__init__()
+        self.records = deque(maxlen=5000)
+
+    def emit(self, record):
+        self.records.append(record)
+
+
+def in_bounded_room():
+    log = logging.Logger("recent")  # noqa: LOG001 - see above
+    log.addHandler(Recent())
+
+    def step(number):
+        try:
+            attempt()
+        except ValueError:
+            log.warning("batch %d skipped", number, exc_info=True)
+
+    return step
+
+
+def test_the_frames_of_newest_records_are_kept_as_well(tmp_path):
+    (found,) = findings_of(in_bounded_room, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert found.rule == first.rule == "log-record"
+    assert found.bytes_per_step == WIDTH * WIDTH * 4
+    assert (first.fix, first.code) == (
+        "clear_traceback",
+        'log.warning("batch %d skipped", number, exc_info=True)',
+    )

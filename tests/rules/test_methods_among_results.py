@@ -52,3 +52,59 @@ def test_a_method_among_results_was_to_be_called(pairs, read, rule, tmp_path):
     if rule == "kept-method":
         assert first.line == bench.line(PAIRS)
         assert "`job.size()`" in first.why
+
+
+COLUMNS = """
+class Job:
+    def __init__(self):
+        self.net = Net()
+
+    def size(self):
+        RESULT
+
+    def score(self):
+        return self.net.score
+
+def main(x):
+    summary = {"score": [], "size": []}
+    for number in range(40):
+        job = Job()
+        summary["score"].append(BESIDE)
+        summary["size"].append(job.size)
+    READ
+"""
+PRINTED = 'print(summary["size"])'
+
+
+@pytest.mark.parametrize(
+    ("result", "beside", "read", "rule"),
+    [
+        ("return len(self.net)", "job.score()", PRINTED, "kept-method"),
+        ("self.net.clear()", "job.score()", PRINTED, "registered-callback"),
+        ("return len(self.net)", "number", PRINTED, "registered-callback"),
+        ("return len(self.net)", "score(job)", PRINTED, "kept-method"),
+        ("return len(self.net)", "partial(report, number)", PRINTED, "registered-callback"),
+        (
+            "return len(self.net)",
+            "job.score()",
+            'print([size() for size in summary["size"]])',
+            "registered-callback",
+        ),
+    ],
+)
+def test_a_method_in_a_column_beside_results_was_to_be_called(result, beside, read, rule, tmp_path):
+    source = COLUMNS.replace("RESULT", result).replace("BESIDE", beside).replace("READ", read)
+    bench = Bench(tmp_path).write(source)
+    links = [
+        Link(LinkKind.LOCAL, "summary", "main"),
+        Link(LinkKind.ITEM, "'size'", "dict", length=2, is_record=True),
+        Link(LinkKind.ITEM, "15", "list", length=31),
+        Link(LinkKind.BOUND_METHOD, "__self__", "Job.size"),
+        Link(LinkKind.ATTRIBUTE, "net", "Job"),
+    ]
+    column = 'summary["size"].append'
+    first = bench.advise(column, bench.holder(column, *links))[0]
+    assert first.rule == rule
+    if rule == "kept-method":
+        assert first.line == bench.line(column)
+        assert "`job.size()`" in first.why

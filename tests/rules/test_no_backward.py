@@ -143,3 +143,38 @@ def test_what_several_modules_made_is_a_graph_though_none_could_be_read(
     (found, *_) = findings(load(write_run(tmp_path / "run.json", trace.build(), more=[held])))
     assert found.bytes_per_step == modules << 20
     assert (found.remedies[0].fix == "no_grad") is is_graph
+
+
+@pytest.mark.parametrize(
+    ("is_graph", "learns", "is_told"), [(True, False, True), (True, True, False), (False,) * 3]
+)
+def test_a_list_that_a_comprehension_makes_keeps_graphs_as_well(
+    is_graph, learns, is_told, tmp_path
+):
+    """It is bound when it is whole, and then the graphs are of no use to anybody."""
+    source = tmp_path / "predict.py"
+    source.write_text("def predict(net, tiles):\n    return cat([net(one) for one in tiles])\n")
+    os.utime(source, (1, 1))  # before the recording, whose time is made up
+    inner = Frame("Linear.forward", "/x/site-packages/torch/nn/modules/linear.py", 134)
+    stack = (inner, Frame("predict", str(source), 2))
+    trace = TraceBuilder(device="cpu")
+    for step in range(20):
+        trace.label(step=step, phase=Phase.FORWARD, module="Net")
+        trace.alloc(1 << 20, f"saved {step}", stack=stack)
+    if learns:
+        trace.label(step=20, phase=Phase.BACKWARD).alloc(512, "gradient").free("gradient")
+    links = [
+        Link(LinkKind.UNKNOWN, unowned=Unowned(owner="list")),
+        Link(LinkKind.ITEM, "2", "list", length=7),
+    ]
+    if is_graph:
+        links += [
+            Link(LinkKind.AUTOGRAD_NODE, nodes=[("SigmoidBackward0", 1)]),
+            Link(LinkKind.SAVED_TENSOR, "input", "ConvolutionBackward0"),
+        ]
+    holder = Holder(links[-1].kind, links=links)
+    held = Finding("holders", device="cpu", step=15, stack=1, holders=[holder])
+    growing = findings(load(write_run(tmp_path / "run.json", trace.build(), more=[held])))
+    remedies = [one.remedies[0] for one in growing if one.bytes_per_step]
+    code = "return cat([net(one) for one in tiles])"
+    assert [(one.fix, one.code) for one in remedies] == [("no_grad", code)] * is_told

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 from torch import nn
 
-from tests.rules.recorded import findings_of
+from tests.rules.recorded import findings_of, findings_of_fork
 
 WIDTH = 64
 
@@ -146,3 +148,34 @@ def test_a_key_that_a_list_keeps_is_kept_by_the_list(tmp_path):
     (found,) = findings_of(held_by_a_list_as_well, tmp_path / "run.json")
     assert found.rule == "collected-models"
     assert found.remedies[0].code == "learners.append(learner)"
+
+
+@dataclass
+class Training:
+    net: nn.Module
+    rate: float = 0.1
+
+
+class Trainings:
+    """An attribute of the class, and a value whose fields are stored by no statement."""
+
+    by_net: ClassVar = weakref.WeakKeyDictionary()
+
+    def open(self, net):
+        return self.by_net.setdefault(net, Training(net))
+
+
+def fires_on_a_class_attribute():
+    trainings = Trainings()
+    return lambda number: trainings.open(Learner())
+
+
+def test_the_line_is_the_one_that_puts_the_value_in(tmp_path):
+    found = findings_of_fork(fires_on_a_class_attribute, tmp_path / "run.json")[0]
+    first = found.remedies[0]
+    assert found.rule == first.rule == "own-key"
+    assert (first.fix, first.code) == (
+        "weakref",
+        "return self.by_net.setdefault(net, Training(net))",
+    )
+    assert "`by_net` (" in first.why

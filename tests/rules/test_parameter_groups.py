@@ -71,3 +71,27 @@ def test_the_call_by_a_name_is_told(tmp_path):
     first = found.remedies[0]
     assert found.rule == first.rule == "parameter-groups"
     assert (first.fix, first.code) == ("del_ref", "enlarge(group)")
+
+
+def by_adding():
+    """New prompts for every document, which join the group that there is."""
+    optimizer = torch.optim.SGD(nn.Linear(WIDTH, WIDTH).parameters(), 0.1)
+
+    def step(number):
+        prompts = [nn.Parameter(torch.randn(WIDTH, WIDTH))]
+        for group in optimizer.param_groups:
+            group["params"] += prompts
+        prompts[0].sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def test_parameters_that_are_added_to_a_group_s_list_are_told(tmp_path):
+    found, *_ = findings_of(by_adding, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert found.rule == first.rule == "parameter-groups"
+    assert found.bytes_per_step == WIDTH * WIDTH * 4
+    assert (first.fix, first.code) == ("del_ref", 'group["params"] += prompts')
+    assert "take old ones out of the group's `params`" in first.why

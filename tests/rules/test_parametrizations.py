@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.nn.utils.parametrize import register_parametrization
 
 from tests.rules.recorded import findings_of
@@ -49,3 +50,21 @@ def test_it_is_to_be_registered_once(tmp_path):
         "del_ref",
         'register_parametrization(layer, "weight", Noise())',
     )
+
+
+def by_a_function_of_torch():
+    """Its vectors come again with every call."""
+    layer = nn.Linear(1, WIDTH * WIDTH)
+
+    def step(number):
+        spectral_norm(layer)
+
+    return step
+
+
+def test_a_function_of_torch_that_registers_one_is_to_be_called_once(tmp_path):
+    found, *_ = findings_of(by_a_function_of_torch, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert found.rule == first.rule == "parametrizations"
+    assert found.bytes_per_step >= WIDTH * WIDTH * 4
+    assert (first.fix, first.code) == ("del_ref", "spectral_norm(layer)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import runpy
+import threading
 
 import pytest
 import torch
@@ -69,6 +70,15 @@ class OfTasks(Server):
         self.level = 0.0
 
 
+class OfThread(Server, threading.Thread):
+    """An object of the program's own class of threads, with a queue that can have no bound."""
+
+    def __init__(self):
+        threading.Thread.__init__(self)
+        self.tasks = queue.SimpleQueue()
+        self.level = 0.0
+
+
 class Bounded(Server):
     """It drops the oldest when it is full; beside it are ten frames that are needed."""
 
@@ -91,6 +101,10 @@ def fires_on_one_of_asyncio():
     return OfTasks().step
 
 
+def fires_on_one_of_a_thread():
+    return OfThread().step
+
+
 def looks_alike():
     return Bounded().step
 
@@ -99,6 +113,7 @@ def looks_alike():
     ("program", "code"),
     [
         (fires, "self.tasks = queue.Queue()"),
+        (fires_on_one_of_a_thread, "self.tasks = queue.SimpleQueue()"),
         (fires_on_one_of_asyncio, "self.waiting = self.tasks = asyncio.Queue()"),
     ],
 )
@@ -128,6 +143,43 @@ def test_what_went_before_anything_searched_for_it_is_found_by_what_puts_it_ther
     assert (first.code, first.fix) == ("ready = queue.Queue()", "bound_queue")
     assert f"{FRAMES} items waited in it" in first.why
     assert found.site.code == "frame = torch.rand(256, 256)"
+
+
+COLLECTED = (
+    PREFETCHED.replace("import queue", "from collections import deque")
+    .replace("queue.Queue()", "deque()")
+    .replace("out.put(", "out.append(")
+    .replace("ready.get()", "ready.popleft()")
+)
+"""The same with a deque, which one thread fills and another takes the oldest out of."""
+
+
+def test_a_deque_that_another_thread_takes_the_oldest_out_of_is_a_queue(tmp_path):
+    (found,) = backlogs(COLLECTED, tmp_path)
+    (first,) = found.remedies
+    assert found.bytes == FRAMES * WIDTH * WIDTH * 4
+    assert (first.code, first.fix) == ("ready = deque()", "bound_queue")
+    assert "make it a `queue.Queue(maxsize=8)`" in first.why
+    assert found.site.code == "frame = torch.rand(256, 256)"
+
+
+@pytest.mark.parametrize(
+    ("instead", "of"),
+    [
+        ("deque(maxlen=50)", "deque()"),
+        ("ready.pop()", "ready.popleft()"),
+        ("range(len(ready))", "range(40)"),
+        ("fill(ready)", "filler = threading.Thread(target=fill, args=(ready,))"),
+    ],
+    ids=["bounded", "stack", "counted", "of one thread"],
+)
+def test_a_deque_that_is_no_queue_of_threads_is_left_alone(instead, of, tmp_path):
+    text = COLLECTED
+    if of.startswith("filler"):
+        text = text.replace("import threading\n", "")
+        text = text.replace("    filler.start()\n    filler.join()\n", "")
+    head, train = text.split("def train()")
+    assert not backlogs(f"{head}def train(){train.replace(of, instead)}", tmp_path)
 
 
 @pytest.mark.parametrize(

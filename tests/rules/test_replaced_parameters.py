@@ -55,6 +55,32 @@ class Updated(Splats):
             group.update(params=[self.points])
 
 
+class Named(Splats):
+    """The same with the group's list by a name of its own."""
+
+    def step(self, number):
+        self.points.square().sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        old, self.points = self.points, nn.Parameter(self.points.detach().clone())
+        params = self.optimizer.param_groups[0]["params"]
+        for at, one in enumerate(params):
+            if one is old:
+                params[at] = self.points
+
+
+class Cleared(Splats):
+    """The same with all groups taken out, and one put in anew."""
+
+    def step(self, number):
+        self.points.square().sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.points = nn.Parameter(self.points.detach().clone())
+        self.optimizer.param_groups.clear()
+        self.optimizer.add_param_group({"params": [self.points]})
+
+
 class Swapped(Splats):
     """Its states go with the parameters; what grows is a list of old values."""
 
@@ -85,6 +111,14 @@ def fires_with_an_update():
     return Updated().step
 
 
+def fires_by_a_name_of_the_list():
+    return Named().step
+
+
+def fires_with_all_groups_taken_out():
+    return Cleared().step
+
+
 def looks_alike():
     return Swapped().step
 
@@ -95,6 +129,12 @@ def looks_alike():
         (fires, 'self.optimizer.param_groups[0]["params"][0] = new', "self.optimizer.state[old]"),
         (fires_with_a_new_list, 'group["params"] = [self.points]', "optimizer.state[old]"),
         (fires_with_an_update, "group.update(params=[self.points])", "optimizer.state[old]"),
+        (fires_by_a_name_of_the_list, "params[at] = self.points", "self.optimizer.state[old]"),
+        (
+            fires_with_all_groups_taken_out,
+            "self.optimizer.param_groups.clear()",
+            "self.optimizer.state[old]",
+        ),
     ],
 )
 def test_the_line_that_replaces_a_parameter_is_to_delete_its_state(program, code, cut, tmp_path):

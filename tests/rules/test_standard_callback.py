@@ -130,8 +130,10 @@ def observe(session):
     others.append(session.report)
     schedule.enter(600, 1, session.report)
     pipe.enter(session)
+    agenda.enter(delay=600, priority=1, action=session.later)
 """
 METHOD = ("bound_method", "__self__", -1, "Session.report")
+LATER = ("bound_method", "__self__", -1, "Session.later")
 FINALIZE = ("class_attribute", "_registry", -1, "finalize")
 INFO = ("attribute", "func", -1, "_Info")
 
@@ -168,6 +170,12 @@ INFO = ("attribute", "func", -1, "_Info")
             "schedule.enter(600, 1, session.report)",
             "release",
             "(`scheduler.cancel(event)`)",
+        ),
+        (
+            [("attribute", "_queue", -1, "scheduler"), ("item", "0", 9), LATER],
+            "agenda.enter(delay=600, priority=1, action=session.later)",
+            "release",
+            "keeps `session.later` and its object until it has run",
         ),
         (
             [("class_attribute", "_registry", -1, "Sessions"), ("item", "0", 9), METHOD],

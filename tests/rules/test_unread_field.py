@@ -8,6 +8,7 @@ from operator import attrgetter
 import pytest
 import torch
 
+import memprof
 from tests.rules.recorded import findings_of, names
 
 WIDTH = 64
@@ -61,6 +62,27 @@ def fires_on_an_entry():
     return step
 
 
+class Log:
+    """What it is given by keywords becomes a dict."""
+
+    def __init__(self):
+        self.rows = []
+
+    def add(self, **row):
+        self.rows.append(row)
+
+
+def fires_on_a_keyword():
+    log = Log()
+
+    def step(number):
+        out = torch.rand(WIDTH, WIDTH)
+        log.add(sureness=out.max().item(), every_logit=out)
+        return sum(one["sureness"] for one in log.rows)
+
+    return step
+
+
 def hands_on():
     """Each dict is handed on as a whole."""
     rows = []
@@ -93,6 +115,14 @@ def test_an_entry_that_nothing_reads_goes(tmp_path):
     assert found.rule == first.rule == "unread-field"
     assert (first.fix, first.saves_bytes) == ("del_ref", WIDTH * WIDTH * 4)
     assert first.code == 'rows.append({"surety": out.max().item(), "whole_logits": out})'
+
+
+def test_an_entry_that_is_given_by_a_keyword_goes_there(tmp_path):
+    found, *_ = findings_of(fires_on_a_keyword, tmp_path / "run.json", 64)
+    first = found.remedies[0]
+    assert (first.rule, first.fix) == ("unread-field", "del_ref")
+    assert "Nothing reads the `every_logit` that each of" in first.why
+    assert first.code == "log.add(sureness=out.max().item(), every_logit=out)"
 
 
 def test_what_is_handed_on_may_be_read(tmp_path):
@@ -142,3 +172,37 @@ def matched_sum(answer):
 @pytest.mark.parametrize("program", [read_by_its_name_as_a_text, read_by_a_pattern])
 def test_what_is_read_without_a_dot_is_read(program, tmp_path):
     assert "unread-field" not in names(program, tmp_path / "run.json")
+
+
+def trained(number):
+    """A model, and the one number that is read of it later."""
+    model = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+    score = model(torch.ones(1, WIDTH)).sum().item()
+    memprof.step()
+    return model, score
+
+
+def scores_alone():
+    results = [trained(number) for number in range(40)]
+    best = min(score for _, score in results)
+    return lambda number: best
+
+
+def models_as_well():
+    results = [trained(number) for number in range(40)]
+    outputs = [model(torch.ones(1, WIDTH)) * score for model, score in results]
+    return lambda number: outputs
+
+
+def test_of_tuples_that_a_comprehension_makes_an_item_is_never_read(tmp_path):
+    found = findings_of(scores_alone, tmp_path / "run.json", steps=0)[0]
+    first = found.remedies[0]
+    assert found.rule == first.rule == "unread-field"
+    assert found.bytes_per_step == WIDTH * WIDTH * 4
+    assert (first.fix, first.code) == ("del_ref", "return model, score")
+    assert "Nothing reads the `model` that each of" in first.why
+
+
+def test_models_of_a_comprehension_that_are_read_are_an_ensemble(tmp_path):
+    found = findings_of(models_as_well, tmp_path / "run.json", steps=0)
+    assert not any(one.bytes_per_step for one in found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -151,3 +152,47 @@ def test_threads_of_an_own_class_are_ended_where_they_are_made(tmp_path):
 def test_threads_of_an_own_class_that_end_are_none(tmp_path):
     found = findings_of(shards(ends=True), tmp_path / "run.json", steps=24)[0]
     assert found.rule != "waiting-threads"
+
+
+OWN = threading.local()
+
+
+def prepare():
+    OWN.noise = torch.zeros(WIDTH, WIDTH)
+
+
+def pools(*, ends):
+    """A pool for each step, whose threads have a buffer of their own."""
+
+    def program():
+        alive = []
+
+        def step(number):
+            pool = ThreadPoolExecutor(1, initializer=prepare)
+            pool.submit(prepare).result()
+            if ends:
+                pool.shutdown()
+                alive.append(torch.zeros(WIDTH, WIDTH))
+            else:
+                alive.append(pool)
+
+        return step
+
+    return program
+
+
+def pools_that_stay():
+    return pools(ends=False)()
+
+
+def test_variables_of_threads_of_pools_stay_with_them(tmp_path):
+    found = findings_of_fork(pools_that_stay, tmp_path / "run.json", steps=24)[0]
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("waiting-threads", "release")
+    assert first.code == "pool = ThreadPoolExecutor(1, initializer=prepare)"
+    assert "`shutdown()` of a pool" in first.why
+
+
+def test_pools_that_are_shut_down_are_none(tmp_path):
+    found = findings_of(pools(ends=True), tmp_path / "run.json", steps=24)[0]
+    assert "waiting-threads" not in (found.rule, *(one.rule for one in found.remedies))

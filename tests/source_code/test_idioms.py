@@ -117,6 +117,10 @@ def test_the_search_for_holders_and_the_rules_know_the_same_methods_that_fill(
         ("t = t + loss + 0.5 * other", "t", "loss"),
         ("t = loss if t is None else t + loss", "t", "loss"),
         ("t = 0.9 * t + 0.1 * loss if t else loss", "t", "0.1 * loss"),
+        ("t = torch.add(t, loss)", "t", "loss"),
+        ("t['a'] = operator.add(loss, t['a'])", "t['a']", "loss"),
+        ("t = t.add(loss)", "t", "loss"),
+        ("t = t.sub(loss)", "t", "loss"),
     ],
 )
 def test_a_sum_is_the_same_however_it_is_written(statement, total, value, place_in):
@@ -138,6 +142,8 @@ def test_a_sum_is_the_same_however_it_is_written(statement, total, value, place_
         "t = x  # t + x",
         "t = [x] if t is None else t + [x]",
         "t = a if b is None else a + b",
+        "t = torch.add(a, b)",
+        "t.add(x)",
     ],
 )
 def test_what_is_no_sum(statement, place_in):

@@ -68,6 +68,13 @@ def function_at_last_line(tmp_path, code):
             "F.instance_norm",
             {2, 3},
         ),
+        ("c = x.div(2**0.5).erf()\nc = c.add(1).mul(0.5)\nreturn x * c", "F.gelu(x)", {2, 3, 4}),
+        ("x = self.fc(x)\ns = torch.sigmoid(x)\nx = x * s", "F.silu(x)", {3, 4}),
+        (
+            "x = x - x.mean(-1, keepdim=True)\nreturn x / x.std(-1, keepdim=True)",
+            "F.layer_norm(x, x.shape[-1:])",
+            {2, 3},
+        ),
     ],
 )
 def test_a_function_that_is_written_out_is_recognised(code, instead, lines, tmp_path):
@@ -92,6 +99,8 @@ def test_a_function_that_is_written_out_is_recognised(code, instead, lines, tmp_
         "return (x - y.mean(-1, keepdim=True)) / y.std(-1, keepdim=True)",
         "return torch.log(x + 1e-8)",
         "x = x - x.mean(-1, keepdim=True)\nreturn x / 2",
+        "s = torch.sigmoid(x)\nx = x + y\nreturn x * s",  # of another x
+        "s = x\nfor _ in y:\n    s = torch.sigmoid(s)\nreturn x * s",
     ],
 )
 def test_what_only_looks_like_one_is_none(code, tmp_path):

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from memprof.reference_chain import THROUGH_GRAPH, LinkKind
-from memprof.rules.case import Case
+from memprof.rules.case import Case, attribute_of_graph
 from memprof.rules.graph_lines import behind_calls
 from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.source_code.attributes_by_name import attributes_by_name
 from memprof.source_code.idioms import (
     accumulation,
     attribute_set,
     growing,
     is_autograd_function,
+    is_cut_off,
     read_by_itself,
     reads_name,
 )
 from memprof.source_code.patch import diff, wrapped
-from memprof.source_code.program import Place, bound_names, loaded_names
+from memprof.source_code.program import Place, bound_names, called_name, loaded_names
+from memprof.source_code.scopes import qualified_name
 from memprof.source_code.values import is_new_tensor, is_object
+from memprof.trace import Frame
 
 __all__ = ["RULE"]
 
 _CUTTING = frozenset({"detach", "item", "tolist", "numpy", "data"})
 """Attributes by which a tensor is read without its graph."""
+_OF_FUNCTIONS = ("torch.nn.functional.", "torch.nn.utils.")
+"""Modules of torch that have functions, and no classes of modules."""
 _MAKING_CONTAINERS = frozenset(("dict", "frozenset", "list", "set", "tuple"))
 _OF_TENSORS = THROUGH_GRAPH | {LinkKind.BASE, LinkKind.GRAD}
 """Links by which one tensor keeps another, or a graph."""
@@ -66,9 +72,11 @@ class AssignedHistory(GrowthRule[Assigned]):
                 continue  # ``self.rows = [*self.rows, out]`` fills a container
             if not loaded_names(statement.value) - _MAKING_CONTAINERS:
                 continue  # settings that are written out
+            if _makes_module(place, statement.value):
+                continue
             if not any(read_by_itself(place)) and not is_new_tensor(statement.value):
-                return Assigned(place, names[0], statement.value)
-        return None
+                return Assigned(place, _held(names, case), statement.value)
+        return _by_name(case)
 
     def advice(self, cause: Assigned, case: Case) -> Iterator[Advice]:
         """Assign it without its graph; or compute it without one, first where others need that."""
@@ -97,6 +105,56 @@ class AssignedHistory(GrowthRule[Assigned]):
             cause.place,
             otherwise=True,
         )
+
+
+def _makes_module(place: Place, value: ast.expr) -> bool:
+    """Whether a constructor makes a part of a model, which has no step's graph.
+
+    A record may have a field of that name: ``Prediction.score``, beside ``self.score = Linear(…)``.
+    """
+    if not isinstance(value, ast.Call) or place.function is None:
+        return False
+    own = any(one.name == called_name(value) for one in place.program.classes())
+    name = qualified_name(place, value.func)
+    of_torch = name.startswith("torch.nn.") and not name.startswith(_OF_FUNCTIONS)
+    return place.function.name == "__init__" and (own or of_torch)
+
+
+def _held(names: Sequence[str], case: Case) -> str:
+    """Of the attributes that a statement assigns, the one that a chain goes through; or the first.
+
+    ``self.low, self.high = self.ranges(x)``.
+    """
+    holding = {attribute_of_graph(holder) for holder in case.finding.holders}
+    return next((one for one in names if one.rpartition(".")[2] in holding), names[0])
+
+
+def _by_name(case: Case) -> Assigned | None:
+    """The one ``setattr`` in a function that computes tensors, of an attribute that has a graph."""
+    names = {name for holder in case.finding.holders if (name := attribute_of_graph(holder))}
+    frames = case.trace.tables.frames if case.trace is not None else ()
+    for name in sorted(names):
+        calls = [
+            (call, place)
+            for call, place in attributes_by_name(case.programs, name)
+            if _computes_tensors(place, frames) and case.is_as_it_ran(place.program) is not False
+        ]
+        if len(calls) != 1:
+            continue
+        call, place = calls[0]
+        owner, _, value = call.args
+        if not is_new_tensor(value) and not is_cut_off(place, value):
+            return Assigned(place, f"{ast.unparse(owner)}.{name}", value)
+    return None
+
+
+def _computes_tensors(place: Place, frames: Sequence[Frame]) -> bool:
+    """Whether a stack of the recording goes through the function that a statement stands in."""
+    function = place.function
+    if function is None:
+        return False
+    lines = range(function.lineno, (function.end_lineno or function.lineno) + 1)
+    return any(one.line in lines and one.filename == place.program.filename for one in frames)
 
 
 def _others(cause: Assigned) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.reference_chain import Link
-from memprof.rules.autocast_regions import uncached
+from memprof.rules.autocast_regions import regions_around, uncached
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.units import format_bytes
@@ -46,12 +46,15 @@ class AutocastLeaves(GrowthRule[CachedLeaves]):
         "assigned-history",
         "no-backward",
         "create-graph",
+        "kept-attribute",
     )
 
     def match(self, case: Case) -> CachedLeaves | None:
         """Memory without an owner in Python that hangs on a conversion, while autocast caches."""
         links = [link for holder in case.finding.holders for link in holder.links]
         is_cached = any(link.unowned is not None and link.unowned.autocast for link in links)
+        # Where no search found who holds them, the source says whether they were made in a region.
+        is_cached |= not links and bool(regions_around(case))
         is_cast = any(map(_is_cast, links)) or _has_copies(case)
         return CachedLeaves() if is_cached and is_cast else None
 

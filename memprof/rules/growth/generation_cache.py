@@ -13,7 +13,7 @@ from memprof.rules.graph_lines import on_the_way
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import growing, grown_by_concatenation
 from memprof.source_code.parts_read import overwritten
-from memprof.source_code.program import Place, calls_in
+from memprof.source_code.program import Place, arguments, bound_names, calls_in
 from memprof.source_code.verbs import JOINING
 
 __all__ = ["RULE"]
@@ -51,7 +51,7 @@ class GenerationCaches(GrowthRule[GenerationCache]):
             if place.class_ is None or carried_by_loop(case, place):
                 continue  # the caller begins each with an empty one
             name = grown_by_concatenation(place)
-            if name and _is_read_below(place, name):
+            if name and (_is_read_below(place, name) or _is_handed_over(place)):
                 return GenerationCache(place, name, case.finding.module)
             filling = growing(place)
             if filling is not None and _is_joined(place, filling.container):
@@ -84,6 +84,20 @@ def _is_read_below(place: Place, name: str) -> bool:
     written = overwritten(place.scope)
     reads = (node for node in _reads(place.scope, name) if id(node) not in written)
     return any(node.lineno > place.line for node in reads)
+
+
+def _is_handed_over(place: Place) -> bool:
+    """Whether the function goes on to hand what a statement binds to a call: it computes with it.
+
+    ``joined = torch.cat((past, new))``, and then ``self.conv(joined)``.
+    """
+    names = {one.id for one in bound_names(place.statement) if isinstance(one, ast.Name)}
+    below = (call for call in calls_in(place.scope) if call.lineno > place.line)
+    return any(
+        isinstance(argument, ast.Name) and argument.id in names
+        for call in below
+        for argument in arguments(call)
+    )
 
 
 def _is_joined(place: Place, container: str) -> bool:

@@ -15,6 +15,7 @@ from memprof.source_code.idioms import grown_by_concatenation, grown_into_new
 from memprof.source_code.parts_read import newest_read
 from memprof.source_code.program import Place, bound_names, called_name, calls_in, root_name
 from memprof.source_code.scopes import reads_of
+from memprof.source_code.sliding_stacks import sliding_stack
 
 __all__ = ["RULE"]
 
@@ -56,6 +57,8 @@ class GrownByConcatenation(GrowthRule[Concatenation]):
         if table is not None and table.filling.keyed:
             return None
         for place in on_the_way(case):
+            if table is not None and sliding_stack(place):
+                continue  # as long as the one before, and kept with it
             carried = carried_by_loop(case, place)
             if carried:
                 return Concatenation(place, carried, is_carried=True)

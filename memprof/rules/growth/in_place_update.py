@@ -7,10 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memprof.records import Holder
-from memprof.reference_chain import LinkKind
+from memprof.reference_chain import Link, LinkKind
 from memprof.rules.case import Case
+from memprof.rules.finding import Kind
 from memprof.rules.rule import Advice, Cause, GrowthRule
-from memprof.source_code.program import Place, bound_names, calls_in, own_calls
+from memprof.source_code.idioms import last_name
+from memprof.source_code.program import (
+    FUNCTIONS,
+    Place,
+    bound_names,
+    called_name,
+    calls_in,
+    own_calls,
+)
+from memprof.source_code.torch_modes import is_under_no_grad
 
 __all__ = ["RULE"]
 
@@ -24,8 +34,23 @@ _METHODS = {
     "ScatterBackward0": ("scatter_",),
 }
 """Autograd's nodes of operators that write into a tensor, and the methods that make them."""
+_BY_VALUE = {
+    "AddBackward0": ("add_",),
+    "AddcmulBackward0": ("addcmul_",),
+    "DivBackward0": ("div_",),
+    "MulBackward0": ("mul_",),
+    "SubBackward0": ("sub_",),
+}
+"""Those of operators that also make a new tensor: the source says which it was."""
 _BY_INDEX = frozenset({"CopySlices", "IndexPutBackward0"})
 """Those that ``bank[rows] = values`` makes."""
+_OF_TENSOR = frozenset(
+    {
+        *(LinkKind.ATTRIBUTE, LinkKind.BUFFER, LinkKind.CLOSURE, LinkKind.GLOBAL, LinkKind.LOCAL),
+        LinkKind.MODULE_ATTRIBUTE,
+    }
+)
+"""Links that may be a tensor itself, where the graph comes next."""
 _FEWEST = 2
 """Such nodes, one upon the other."""
 
@@ -45,7 +70,7 @@ class InPlaceUpdates(GrowthRule[InPlaceUpdate]):
     name = "in-place-update"
     summary = "values are written into a tensor with the graphs that made them"
     fixes = ("no_grad", "detach")
-    precedes = ("kept-attribute",)
+    precedes = ("growing-container", "kept-attribute")
 
     def match(self, case: Case) -> InPlaceUpdate | None:
         """A graph that hangs on a tensor by operators that write into it, and their statement."""
@@ -57,6 +82,9 @@ class InPlaceUpdates(GrowthRule[InPlaceUpdate]):
                 names = {link.name.rpartition(".")[2] for link in holder.links} - {""}
                 of_name = (one for one in statements if one[1].rpartition(".")[2] in names)
                 return InPlaceUpdate(*next(of_name, statements[0]), holder)
+            statements = list(_written_anywhere(case, holder))
+            if statements:
+                return InPlaceUpdate(*statements[0], holder)
         return None
 
     def advice(self, cause: InPlaceUpdate, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the statement says all
@@ -76,6 +104,70 @@ def _writing_nodes(holder: Holder) -> set[str]:
         return set()
     nodes = holder.links[kinds.index(LinkKind.AUTOGRAD_NODE)].nodes
     return {name for name, count in nodes if name in _METHODS and count >= _FEWEST}
+
+
+def _written_anywhere(case: Case, holder: Holder) -> Iterator[tuple[Place, str]]:
+    """Statements that write into the tensor which a holder is, by its name, anywhere.
+
+    Where the graph on it has several nodes of operators that may write in place; or where there is
+    nothing of the graph but such nodes, which grow on the host.
+    """
+    kinds = [link.kind for link in holder.links]
+    if LinkKind.AUTOGRAD_NODE in kinds:
+        at = kinds.index(LinkKind.AUTOGRAD_NODE)
+        counts = [(name, count) for name, count in holder.links[at].nodes if name in _BY_VALUE]
+        if sum(count for _, count in counts) < _FEWEST:
+            return
+        methods = {method for name, _ in counts for method in _BY_VALUE[name]}
+        inner, is_by_index = holder.links[at - 1] if at else None, False
+    else:
+        methods = {method for one in (*_METHODS.values(), *_BY_VALUE.values()) for method in one}
+        inner, is_by_index = holder.links[-1] if holder.links else None, True
+        if case.finding.kind is not Kind.HOST_GROWTH:
+            return
+    if inner is None or inner.kind not in _OF_TENSOR or not inner.name:
+        return
+    name = inner.name.rpartition(".")[2]
+    for program in case.programs:
+        for call in calls_in(program.tree, *methods):
+            place, receiver = program.place(call), _receiver(call)
+            if place is not None and last_name(receiver) == name and _may_run(place, inner):
+                yield place, receiver
+        for node in program.nodes if is_by_index else ():
+            for target in bound_names(node) if isinstance(node, ast.Assign) else ():
+                place = program.place(node)
+                if not isinstance(target, ast.Subscript) or not _is_by_place(target):
+                    continue
+                text = ast.unparse(target.value)
+                if place is not None and last_name(text) == name and _may_run(place, inner):
+                    yield place, text
+
+
+def _may_run(place: Place, link: Link) -> bool:
+    """Whether gradients may be on in a statement, and it is no method of another class's objects.
+
+    A subclass may have a method of its own in its place.
+    """
+    if is_under_no_grad(place):
+        return False
+    function, classes = place.function, {one.name: one for one in place.program.classes()}
+    class_ = classes.get(link.type_name.rpartition(".")[2])
+    while class_ is not None and place.class_ is not None and function is not None:
+        if any(isinstance(one, FUNCTIONS) and one.name == function.name for one in class_.body):
+            return class_ is place.class_
+        bases = (classes.get(last_name(ast.unparse(one))) for one in class_.bases)
+        class_ = next((one for one in bases if one is not None), None)
+    return True
+
+
+def _receiver(call: ast.Call) -> str:
+    """What the first of a chain of methods in place is called of: ``center.mul_(m).add_(x)``."""
+    value: ast.expr = call
+    while isinstance(value, ast.Call) and called_name(value).endswith("_"):
+        if not isinstance(value.func, ast.Attribute):
+            return ""
+        value = value.func.value
+    return ast.unparse(value)
 
 
 def _statements(case: Case, kinds: set[str]) -> Iterator[tuple[Place, str]]:

@@ -10,10 +10,14 @@ from memprof.records import Holder
 from memprof.reference_chain import IN_PATHS, LinkKind
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.source_code.idioms import filling, last_name
 from memprof.source_code.patch import diff, replaced, with_import
 from memprof.source_code.program import Place
 
 __all__ = ["RULE"]
+
+_STATEMENTS = (ast.AnnAssign, ast.Assign, ast.Expr, ast.Return)
+"""Those that may put something under a key."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,11 +47,14 @@ class OwnKey(GrowthRule[ValueWithKey]):
         if not holders or len(entries) < len(holders):
             return None
         at, links = entries[0], holders[0].links
-        container = links[at - 1].name if at and links[at - 1].kind in IN_PATHS else ""
+        is_named = bool(at) and links[at - 1].kind in (*IN_PATHS, LinkKind.CLASS_ATTRIBUTE)
+        container = links[at - 1].name if is_named else ""
         below = links[at + 1] if at + 1 < len(links) else None
         if below is not None and below.kind is LinkKind.BOUND_METHOD:
             below = None  # where the method is defined says nothing of the entry
         place = case.place_at(below.filename, below.line) if below is not None else None
+        if place is None and links[at - 1].kind is LinkKind.CLASS_ATTRIBUTE:
+            place = _only_filling(case, container)
         return ValueWithKey(container, links[at].length, place or case.place_of(holders[0]))
 
     def advice(self, cause: ValueWithKey, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the entry says all
@@ -65,6 +72,20 @@ class OwnKey(GrowthRule[ValueWithKey]):
 def _entry_at(holder: Holder) -> int | None:
     """The position of an entry whose value refers to its own key; None without one."""
     return next((at for at, link in enumerate(holder.links) if link.keeps_own_key), None)
+
+
+def _only_filling(case: Case, container: str) -> Place | None:
+    """The one statement that puts something under a key of what has that name; else None."""
+    places = [
+        program.place(node)
+        for program in case.programs
+        for node in program.nodes
+        if isinstance(node, _STATEMENTS)
+        and (growth := filling(node)) is not None
+        and growth.keyed
+        and last_name(growth.container) == container
+    ]
+    return places[0] if len(places) == 1 else None
 
 
 def _proxy(place: Place | None) -> str:

@@ -72,10 +72,14 @@ def _added_within(case: Case) -> Iterator[AddedGroup]:
             if not isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign)):
                 continue
             growth, place = filling(node), program.place(node)
-            if growth is None or place is None:
+            lists: list[ast.expr] = []
+            if growth is not None:
+                lists = [ast.parse(growth.container, mode="eval").body]
+            elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+                lists = [node.target]  # ``group["params"] += prompts``
+            if place is None:
                 continue
-            lists = [ast.parse(growth.container, mode="eval").body]
-            if growth.keyed:  # ``group["params"] = [*group["params"], new]``
+            if growth is not None and growth.keyed:  # ``group["params"] = [*group["params"], new]``
                 lists = [one for one in bound_names(node) if _reads(node, one)]
             for one in lists:
                 if _is_list(place, one):

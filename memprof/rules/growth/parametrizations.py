@@ -15,6 +15,8 @@ __all__ = ["RULE"]
 _OF_MODULES = frozenset({LinkKind.MODULE_ATTRIBUTE, LinkKind.PARAMETER, LinkKind.BUFFER})
 _LIST = "parametrizations"
 """The name that torch gives to a module's list of them."""
+_REGISTERING = ("register_parametrization", "orthogonal", "spectral_norm", "weight_norm")
+"""The function that registers one, and torch's own that do so with one of theirs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,8 +39,10 @@ class Parametrizations(GrowthRule[ParametrizationCall]):
         links = [link for holder in case.finding.holders for link in holder.links]
         if not any(one.kind in _OF_MODULES and _LIST in one.name.split(".") for one in links):
             return None
-        calls = case.calls("register_parametrization")
-        return next((ParametrizationCall(place) for _, place in calls), None)
+        places = [place for _, place in case.calls(*_REGISTERING)]
+        ran = {id(place.scope) for _, place in case.frames}
+        places.sort(key=lambda one: id(one.scope) not in ran)
+        return next(map(ParametrizationCall, places), None)
 
     def advice(self, cause: ParametrizationCall, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the statement says all
         """Register it once."""

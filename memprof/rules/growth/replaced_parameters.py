@@ -11,8 +11,12 @@ from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import written_entries
 from memprof.source_code.program import Place, bound_names, called_name
+from memprof.source_code.values import values_of
 
 __all__ = ["RULE"]
+
+_EMPTYING = ("clear", "pop", "remove")
+"""Methods that take groups out of the list of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +78,26 @@ def _changed_at(case: Case) -> tuple[Place | None, str]:
         if (changed := _changed_name(node, attribute)) is not None
         and (place := program.at(node.lineno)) is not None  # type: ignore[attr-defined]
     ]
+    candidates += _changed_through_names(case)
     return min(candidates, key=lambda one: not _has_run(case, one[0]), default=(None, ""))
+
+
+def _changed_through_names(case: Case) -> Iterator[tuple[Place, str]]:
+    """Statements that put something into a list that is a group's by another name.
+
+    ``params = optimizer.param_groups[0]["params"]``, and then ``params[at] = new``.
+    """
+    for program in case.programs:
+        for node in program.nodes:
+            targets = bound_names(node) if isinstance(node, ast.Assign) else []
+            place = program.place(node) if isinstance(node, ast.Assign) else None
+            for target in targets if place is not None else ():
+                within = target.value if isinstance(target, ast.Subscript) else None
+                if not isinstance(within, ast.Name) or place is None:
+                    continue
+                for value in values_of(place, within.id):
+                    if value is not None and _is_in_group(value):
+                        yield place, _of_attribute(value, "param_groups")
 
 
 def _taken_at(place: Place | None, optimizer: str) -> Place | None:
@@ -118,14 +141,42 @@ def _has_run(case: Case, place: Place) -> bool:
 
 def _changed_name(node: ast.AST, attribute: str) -> str | None:
     """The optimizer whose groups a statement changes, "" where it has no name; else None."""
-    if attribute == "param_groups" and isinstance(node, ast.Call):
-        return _updated_name(node)
+    if attribute == "param_groups":
+        emptied = _emptied_name(node)
+        if emptied is not None:
+            return emptied
+        if isinstance(node, ast.Call):
+            return _updated_name(node)
     for target in bound_names(node) if isinstance(node, (ast.Assign, ast.AugAssign)) else ():
         if attribute == "param_groups" and _is_in_group(target):
             return _of_attribute(target, attribute)
         if isinstance(target, ast.Subscript) and _of_attribute(target, attribute):
             return _of_attribute(target, attribute)
     return None
+
+
+def _emptied_name(node: ast.AST) -> str | None:
+    """The optimizer whose groups are taken out, or replaced as a whole; None where none are.
+
+    ``optimizer.param_groups.clear()``, ``del optimizer.param_groups[1:]``, and
+    ``optimizer.param_groups = []``.
+    """
+    lists: list[ast.expr] = []
+    if isinstance(node, ast.Call) and called_name(node) in _EMPTYING:
+        lists = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+    elif isinstance(node, ast.Delete):
+        lists = [one for one in node.targets if isinstance(one, ast.Subscript)]
+    elif isinstance(node, ast.Assign):
+        lists = [one for one in bound_names(node) if _is_list_of_groups(one)]
+    names = (_of_attribute(one, "param_groups") for one in lists)
+    return next(filter(None, names), None)
+
+
+def _is_list_of_groups(target: ast.expr) -> bool:
+    """Whether a target is the list itself, or a part of it by a slice."""
+    while isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Slice):
+        target = target.value
+    return isinstance(target, ast.Attribute)
 
 
 def _updated_name(call: ast.Call) -> str | None:

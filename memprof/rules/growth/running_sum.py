@@ -20,6 +20,8 @@ from memprof.views.window import Window
 
 __all__ = ["RULE"]
 
+_NAMES = (ast.Name, ast.Attribute, ast.Subscript)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sum(Cause):
@@ -53,7 +55,9 @@ class RunningSum(GrowthRule[Sum | Reduction]):
         """
         if not (case.graph or case.finding.kind is Kind.HOST_GROWTH):
             return None
-        for place in (*holding_places(case), *behind_calls(case)):
+        holding = holding_places(case)
+        means = (one for place in holding for one in _sums_read(place))
+        for place in (*holding, *means, *behind_calls(case)):
             addition = running_sum(place)
             if addition is not None and not is_python_number(addition.value, case.everywhere):
                 return Sum(place, addition)
@@ -100,6 +104,19 @@ class RunningSum(GrowthRule[Sum | Reduction]):
             patch=detach_patch,
             otherwise=True,
         )
+
+
+def _sums_read(place: Place) -> Iterator[Place]:
+    """Additions of the same function to what a statement reads: ``mean = total / count``."""
+    value = getattr(place.statement, "value", None)
+    if not isinstance(value, (ast.BinOp, ast.Call)):
+        return
+    read = {ast.unparse(one) for one in ast.walk(value) if isinstance(one, _NAMES)}
+    for node in ast.walk(place.scope):
+        one = place.program.place(node) if isinstance(node, (ast.Assign, ast.AugAssign)) else None
+        addition = running_sum(one) if one is not None and one.scope is place.scope else None
+        if one is not None and addition is not None and ast.unparse(addition.total) in read:
+            yield one
 
 
 def _reduction(case: Case) -> Reduction | None:

@@ -10,10 +10,22 @@ from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.rules.standard_registries import Registration, registration
 from memprof.rules.stored_exceptions import logged_tensors
-from memprof.source_code.idioms import last_name
+from memprof.source_code.idioms import keyword, last_name
 from memprof.source_code.program import Place, called_name, loaded_names
 
 __all__ = ["RULE"]
+
+_PARAMETERS = {
+    "finalize": (1, "func"),
+    "addHandler": (0, "hdlr"),
+    "addFilter": (0, "filter"),
+    "append": (0, ""),
+    "insert": (1, ""),
+    "Timer": (1, "function"),
+    "enter": (2, "action"),
+    "enterabs": (2, "action"),
+}
+"""Where functions that register are handed it: by which position, by which name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,9 +64,9 @@ class StandardCallback(GrowthRule[Callback]):
         if not calls:
             return Callback(kept, case.place_of(kept.holder), last_name(kept.function), False)
         call, place = calls[0]
-        given = call.args[1:] if kept.is_finalizer else call.args
-        named = [one for one in given if isinstance(one, (ast.Name, ast.Attribute))]
-        function = next((ast.unparse(one) for one in named), last_name(kept.function))
+        given = _registered(call)
+        is_named = isinstance(given, (ast.Name, ast.Attribute))
+        function = ast.unparse(given) if is_named and given else last_name(kept.function)
         return Callback(kept, place, function, kept.is_finalizer and _refers_to_watched(call))
 
     def advice(self, cause: Callback, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the chain says all
@@ -87,7 +99,13 @@ def _fills(call: ast.Call) -> bool:
         return isinstance(call.func, ast.Attribute) and (
             ast.unparse(call.func.value) == "gc.callbacks"
         )
-    return name != "enter" or len(call.args) > len(("delay", "priority"))
+    return name != "enter" or _registered(call) is not None
+
+
+def _registered(call: ast.Call) -> ast.expr | None:
+    """What a call puts into its registry, handed over by position or by name."""
+    position, name = _PARAMETERS[called_name(call)]
+    return call.args[position] if position < len(call.args) else keyword(call, name)
 
 
 def _name_of(kept: Registration) -> str:

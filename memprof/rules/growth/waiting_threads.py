@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from memprof.reference_chain import LinkKind
+from memprof.reference_chain import Link, LinkKind
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import keyword
-from memprof.source_code.program import Place
+from memprof.source_code.program import Place, arguments
 
 __all__ = ["RULE"]
 
@@ -19,6 +19,9 @@ _FEWEST = 2
 _OF_OBJECT = "run"
 """The method of a thread that is a class of the program's own."""
 _STARTING = ("Thread", "submit", "start_new_thread")
+_OF_THREADS = "_localdummy"
+"""By which each thread has an entry in what a `threading.local` keeps; it goes with the thread."""
+_POOLS = ("ThreadPoolExecutor", "ThreadPool")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,6 +30,8 @@ class WaitingThread(Cause):
 
     function: str
     place: Place | None
+    is_of_local: bool = False
+    """They hold it by their variables of a `threading.local`, and what they run is not known."""
 
 
 class WaitingThreads(GrowthRule[WaitingThread]):
@@ -55,10 +60,22 @@ class WaitingThreads(GrowthRule[WaitingThread]):
                 name = way[1].rpartition(".")[2]
                 made = next(_starts(case, name), None) or _made_at(case, places[way], name)
                 return WaitingThread(name, made)
+        if any(_is_entry_of_thread(holder.links) for holder in case.finding.holders):
+            made = _made_for(case)
+            return WaitingThread("", made, is_of_local=True) if made is not None else None
         return None
 
     def advice(self, cause: WaitingThread, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the threads say all
         """End each, or have one for all."""
+        if cause.is_of_local:
+            yield Advice(
+                "release",
+                "Each thread that lives has variables of its own in a `threading.local`, and ever "
+                "more live: end those whose work is done (`shutdown()` of a pool, or `with` around "
+                "it), or have one pool for all.",
+                cause.place,
+            )
+            return
         yield Advice(
             "release",
             f"Ever more threads run `{cause.function}` and are never done, and each keeps its "
@@ -66,6 +83,35 @@ class WaitingThreads(GrowthRule[WaitingThread]):
             "then `join()`), or have one thread for all.",
             cause.place,
         )
+
+
+def _is_entry_of_thread(links: Sequence[Link]) -> bool:
+    """Whether the tensor is what one of several threads has in a variable of a `threading.local`.
+
+    What is in a list there may become more in one thread as well.
+    """
+    entry = links[-2] if len(links) > 1 else None
+    return (
+        entry is not None
+        and entry.kind == LinkKind.ITEM
+        and _OF_THREADS in entry.name
+        and entry.length >= _FEWEST
+    )
+
+
+def _made_for(case: Case) -> Place | None:
+    """The statement that makes threads: one that hands over what made the tensors comes first.
+
+    ``ThreadPoolExecutor(4, initializer=prepare)``, where ``prepare`` was running.
+    """
+    running = {place.function.name for _, place in case.frames if place.function is not None}
+    calls = [(call, place) for name in (*_POOLS, *_STARTING) for call, place in case.calls(name)]
+    calls.sort(key=lambda one: running.isdisjoint(map(_last_name, arguments(one[0]))))
+    return next((place for _, place in calls), None)
+
+
+def _last_name(argument: ast.expr) -> str:
+    return argument.id if isinstance(argument, ast.Name) else getattr(argument, "attr", "")
 
 
 def _starts(case: Case, function: str) -> Iterator[Place]:

@@ -40,7 +40,7 @@ class HostMemoryGrowth(RunRule[RunMatch]):
         "names the lines that allocate them, where they are Python's or numpy's"
     )
     # Tensors and graphs that grow on the host leave such memory around them: that is theirs.
-    yields_to = ("growing-graph", ANY_GROWTH)
+    yields_to = ("growing-graph", "profiled-throughout", ANY_GROWTH)
 
     def matches(self, examination: Examination) -> Iterator[RunMatch]:
         """Anonymous memory of this process beyond its tensors, where both keep rising.
@@ -64,6 +64,9 @@ class HostMemoryGrowth(RunRule[RunMatch]):
         end_us, numbers = device.steps.end_us[ends], device.steps.last[ends]
         _, anonymous = after_steps(end_us, numbers, rss.time_us, anonymous)
         steps, own = after_steps(end_us, numbers, rss.time_us, own)
+        if len(own) > 1 and steps[-1] == numbers[-1] and own[-1] < own[-2]:
+            # What is given back as the loop's function is left was no less kept until then.
+            steps, own, anonymous = steps[:-1], own[:-1], anonymous[:-1]
         rise = level_rise(steps, own)
         if rise is None or rise.per_step * (steps[-1] - steps[0]) < _LEAST_RISE:
             return

@@ -15,7 +15,9 @@ from memprof.rules.held_at_peak import HeldAtPeak, last_searches
 from memprof.rules.rule import Advice
 from memprof.rules.run_rule import RunRule
 from memprof.rules.same_memory import ANY_GROWTH, Overlap
-from memprof.trace import EMPTY
+from memprof.source_code.idioms import attribute_set
+from memprof.source_code.program import bound_names, source_of
+from memprof.trace import EMPTY, Frame, Tables
 from memprof.units import format_bytes, format_percent
 from memprof.views.examination import DeviceExamination, Examination
 from memprof.views.window import Window
@@ -23,6 +25,7 @@ from memprof.views.window import Window
 __all__ = ["RULE"]
 
 _CLASS = "DiagonalGaussianDistribution"
+_CONSTRUCTOR = f"{_CLASS}.__init__"
 _COMPUTED = ("logvar", "std", "var")
 """Attributes of diffusers' class that its constructor computes of ``parameters``."""
 _LEAST_SHARE = 0.1
@@ -92,7 +95,9 @@ def _match(
     searches: Sequence[Finding], device: DeviceExamination, window: Window
 ) -> KeptDistributions | None:
     lives = window.lives
-    stacks = [one.stack for one in searches]
+    named = {one.stack: _attribute(one.holders[0]) for one in searches}
+    named |= _made_beside(list(named), window.trace.tables)
+    stacks = list(named)
     rows = np.flatnonzero(np.isin(lives.stack, stacks) & ~window.has_owner)
     there = rows[window.at_peak[rows]]
     nbytes = int(lives.size[there].sum())
@@ -107,9 +112,40 @@ def _match(
         searches[-1],
         there,
         rows,
-        names=tuple(sorted({_attribute(one.holders[0]) for one in searches})),
+        names=tuple(sorted({named[one] for one in set(lives.stack[there].tolist())})),
         items=holder.links[at].length,
     )
+
+
+def _made_beside(stacks: Sequence[int], tables: Tables) -> dict[int, str]:
+    """What the constructor made in the same calls of it, for attributes that no search came to.
+
+    A search takes a few tensors. What keeps a distribution keeps all that this has.
+    """
+    calls = {_call_of(tables.stack(stack)) for stack in stacks} - {()}
+    beside = {}
+    for stack in range(len(tables.stacks)) if calls else ():
+        frames = tables.stack(stack)
+        if stack not in stacks and _call_of(frames) in calls:
+            name = _assigned_in(frames)
+            if name in _COMPUTED:
+                beside[stack] = name
+    return beside
+
+
+def _call_of(stack: Sequence[Frame]) -> tuple[Frame, ...]:
+    """The frames from which the constructor was called; none where it was not."""
+    at = next((at for at, one in enumerate(stack) if one.name == _CONSTRUCTOR), len(stack))
+    return tuple(stack[at + 1 :])
+
+
+def _assigned_in(stack: Sequence[Frame]) -> str:
+    """The attribute that the constructor's line assigns."""
+    frame = next(one for one in stack if one.name == _CONSTRUCTOR)
+    program = source_of(frame.filename)
+    place = program.at(frame.line) if program is not None else None
+    names = map(attribute_set, bound_names(place.statement)) if place is not None else ()
+    return next((name.removeprefix("self.") for name in names if name), "")
 
 
 RULE = DistributionsInContainer()
