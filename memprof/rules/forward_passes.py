@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -182,7 +183,7 @@ def checkpointed(window: Window, beginning: tuple[int, int, int] | None = None) 
 
 
 def _blocks_of_steps(window: Window) -> Iterator[list[Ints]]:
-    """For every step the activations of each block, in the order in which they were made."""
+    """For every pass the activations of each block, in the order in which they were made."""
     names = block_names(window)
     numbers = np.unique(names, return_inverse=True)[1]
     repeated = np.array([name != name.split(".", maxsplit=1)[0] or "#" in name for name in names])
@@ -190,8 +191,7 @@ def _blocks_of_steps(window: Window) -> Iterator[list[Ints]]:
     if (mask & repeated[window.module]).any():
         mask &= repeated[window.module]
     activations = np.flatnonzero(mask & (window.made_in >= 0))
-    for step in np.unique(window.made_in[activations]):
-        rows = activations[window.made_in[activations] == step]
+    for rows in _by_passes(window, activations):
         block = numbers[window.module[rows]]
         order = np.unique(block, return_index=True)[1]
         rank = np.zeros(len(names), dtype=np.int64)
@@ -199,6 +199,24 @@ def _blocks_of_steps(window: Window) -> Iterator[list[Ints]]:
         together = 1 if len(rows) >= _FEW_ROWS * len(order) else round(len(order) ** 0.5)
         segment = rank[block] // together
         yield [rows[segment == one] for one in np.unique(segment)]
+
+
+def _by_passes(window: Window, activations: Ints) -> Iterator[Ints]:
+    """Activations by step; by backward pass, where a step has several to add up gradients.
+
+    Then none of one pass is left as the next begins. Else a graph is gone through more than once.
+    """
+    lives = window.lives
+    begins = np.flatnonzero(np.diff(window.phase_of_event == Phase.BACKWARD, prepend=False))[::2]
+    for step in np.unique(window.made_in[activations]):
+        rows = activations[window.made_in[activations] == step]
+        after = np.searchsorted(begins, lives.alloc[rows])
+        passes = [rows[after == number] for number in np.unique(after)]
+        is_over = all(
+            lives.free[one].max() < lives.alloc[following].min()
+            for one, following in pairwise(passes)
+        )
+        yield from passes if is_over else [rows]
 
 
 def _passes_of_steps(window: Window, stack: int, module: int, times: int) -> Iterator[list[Ints]]:

@@ -23,6 +23,7 @@ from memprof.views.window import Bools, Ints, Window
 __all__ = [
     "NeedlessTraining",
     "OwnGraph",
+    "given_no_graph",
     "graph_for_nothing",
     "line_of_its_own",
     "needless_training",
@@ -30,6 +31,8 @@ __all__ = [
 ]
 
 
+_MOST_NAMED = 3
+"""Modules, of which a title has the paths."""
 _FEW_STEPS = 0.125
 """Of the steps, that may have begun otherwise than all others: one of eight."""
 
@@ -85,9 +88,37 @@ def needless_training(window: Window, modules: set[int]) -> NeedlessTraining | N
         rows=np.concatenate([np.flatnonzero(own & learns), graph]),
         nbytes=window.bytes_of(at_peak),
         saving=window.replayed(without_graph(window, np.flatnonzero(own), graph)),
-        modules=f"`{common_module(names) or names[0]}`",
+        modules=_in_words(names, [paths[module] for module in trained]),
         graph=int(window.lives.size[graph[window.at_peak[graph]]].sum()),
     )
+
+
+def _in_words(names: Sequence[str], trained: Sequence[str]) -> str:
+    """Modules by the outermost one that has all of them and none of the ``trained``.
+
+    Else by several such; no more than three are named.
+    """
+    common = common_module(names)
+    if common and not any(_is_within(one, common) for one in trained):
+        return f"`{common}`"
+    outermost = dict.fromkeys(_outermost(name, trained) for name in names)
+    texts = [f"`{one}`" for one in outermost]
+    if len(texts) > _MOST_NAMED:
+        texts = [*texts[: _MOST_NAMED - 1], f"{len(texts) - _MOST_NAMED + 1} more modules"]
+    return " and ".join([part for part in (", ".join(texts[:-1]), texts[-1]) if part])
+
+
+def _outermost(name: str, trained: Sequence[str]) -> str:
+    """The longest way out of a module's path on which no trained module lies."""
+    outer, _, _ = name.rpartition(".")
+    while outer and not any(_is_within(one, outer) for one in trained):
+        name = outer
+        outer, _, _ = name.rpartition(".")
+    return name
+
+
+def _is_within(name: str, path: str) -> bool:
+    return name == path or name.startswith(f"{path}.")
 
 
 def _temporaries_for(window: Window, own: Bools, others: Bools) -> Bools:
@@ -221,7 +252,7 @@ def graph_for_nothing(window: Window, modules: set[int], training_modules: set[i
     rows, begins = _with_begins(window, rows, first)
     if len(rows) and _come_before(window, rows, begins):
         return OwnGraph(rows, line_of_its_own(window, rows, training_modules))
-    own = _given_no_graph(window, rows, training_modules)
+    own = given_no_graph(window, rows, training_modules)
     if len(own):
         return OwnGraph(own, line_of_its_own(window, own, training_modules))
     called_at = _line_of_data(window, rows, training_modules) if len(rows) else None
@@ -248,7 +279,7 @@ def _come_before(window: Window, rows: Ints, begins: Ints) -> bool:
     return len(late_steps) <= _FEW_STEPS * len(steps)
 
 
-def _given_no_graph(window: Window, rows: Ints, training_modules: set[int]) -> Ints:
+def given_no_graph(window: Window, rows: Ints, training_modules: set[int]) -> Ints:
     """Of some rows those of calls by lines at which nothing was given that takes a gradient.
 
     Where what is called is trained in part, that part may lead to the rest. A call that no line was

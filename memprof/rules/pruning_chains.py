@@ -39,8 +39,14 @@ def pruned_at(programs: Sequence[Program]) -> Place | None:
 
 
 def is_made_permanent(programs: Sequence[Program]) -> bool:
-    """Whether a statement of a program removes masks again."""
-    return any(name == _REMOVE for name, _ in _calls(programs))
+    """Whether a statement of a program removes masks again.
+
+    Where it prunes by classes, as ``METHODS[name].apply(…)`` does, any ``x.remove(…)`` may.
+    """
+    if any(name == _REMOVE for name, _ in _calls(programs)):
+        return True
+    by_methods = pruned_at(programs) is None
+    return by_methods and any(calls_in(program.tree, _REMOVE) for program in programs)
 
 
 def _calls(programs: Sequence[Program]) -> Iterator[tuple[str, Place]]:

@@ -89,7 +89,9 @@ def _returned_as(frame: Frame, class_names: Sequence[str]) -> int | None:
         return None
     if isinstance(place.statement, ast.Return):
         value = place.statement.value
-        return _made_by_class(value, class_names) if isinstance(value, ast.Tuple) else 0
+        if not isinstance(value, ast.Tuple):
+            return 0
+        return _made_by_class(value, class_names) if class_names else _computed(value)
     targets = bound_names(place.statement)
     if len(targets) != 1 or not isinstance(targets[0], ast.Name):
         return None
@@ -100,6 +102,13 @@ def _returned_as(frame: Frame, class_names: Sequence[str]) -> int | None:
             named = [value.id if isinstance(value, ast.Name) else "" for value in values]
             return named.index(name) if name in named else None
     return None
+
+
+def _computed(values: ast.Tuple) -> int | None:
+    """Which of several values is computed, where the others have names: ``return head(x), h``."""
+    known = (ast.Attribute, ast.Constant, ast.Name)
+    computed = [at for at, one in enumerate(values.elts) if not isinstance(one, known)]
+    return computed[0] if len(computed) == 1 else None
 
 
 def _made_by_class(values: ast.Tuple, class_names: Sequence[str]) -> int | None:

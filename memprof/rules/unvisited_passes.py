@@ -13,7 +13,7 @@ from memprof.source_code.program import calls_in, place_of
 from memprof.trace import EMPTY, Category, Frame, Phase
 from memprof.views.window import Bools, Ints, Window
 
-__all__ = ["unvisited_passes"]
+__all__ = ["unlearned_models", "unvisited_passes"]
 
 _MODULE_CALL = "_call_impl"
 _MOST_VISITED = 0.1
@@ -24,6 +24,8 @@ _LEAST_STEPS = 2
 """In which it is so: once is no habit."""
 _LEAST_ROWS = 3
 """Saved by a pass: one may be its result, which the step learns from."""
+_LEAST_MODULES = 3
+"""Of a model, or of a part of one, that saved something: of fewer nothing is known."""
 _RETAINING = ("retain_graph", "create_graph")
 
 
@@ -73,6 +75,28 @@ def unvisited_passes(window: Window) -> Ints:
     is_alike &= (lives.alloc >= 0) & (window.freed_in - window.made_in < 2) & ~window.has_owner
     is_alike &= window.freed_by != Phase.BACKWARD
     return np.flatnonzero(is_alike)
+
+
+def unlearned_models(window: Window) -> Ints:
+    """Rows that models saved for which no backward pass makes anything.
+
+    Or parts of models, one below the model itself. A backward pass went through none of it, so none
+    can outlive the one that needed it. Empty where autograd was not looked at.
+    """
+    names = window.owners.module.names
+    saved = (window.category == Category.ACTIVATION) & (window.phase == Phase.FORWARD)
+    saved &= (window.module > 0) & ~window.has_owner & (window.freed_by != Phase.BACKWARD)
+    rows = np.flatnonzero(saved)
+    learned = np.unique(window.module[(window.phase == Phase.BACKWARD) & (window.module > 0)])
+    parts: list[Ints] = []
+    for depth in (1, 2) if not window.owners.inferred else ():
+        of_model = np.array([".".join(name.split(".")[:depth]) for name in names])
+        own = rows[~np.isin(of_model[window.module[rows]], of_model[learned])]
+        for model in np.unique(of_model[window.module[own]]).tolist():
+            of_one = own[of_model[window.module[own]] == model]
+            if len(np.unique(window.module[of_one])) >= _LEAST_MODULES:
+                parts.append(of_one)
+    return np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64)
 
 
 def _by_step(window: Window, rows: Ints, visited_steps: set[int]) -> Iterator[Ints]:

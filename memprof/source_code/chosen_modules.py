@@ -21,6 +21,8 @@ __all__ = ["ChosenModules", "chosen_modules"]
 
 _CHOOSING = ("topk", "argmax")
 _ONE = "argmax"
+_OF_ALL = ("mean", "sum")
+"""What takes all results together, before anything is chosen."""
 _TAKING = (ast.Mult, ast.Div, ast.MatMult)
 _AROUND = ("enumerate", "zip", "reversed", "list")
 """What is around the modules where a loop goes through them."""
@@ -132,6 +134,9 @@ def _follows(function: ast.AST, choice: ast.stmt) -> set[str]:
             for target, value in assigned(node):
                 if value is not None and loaded_names(value) & names:
                     more |= {one.id for one in _names(target)}
+            for target, value in _gone_through(node):
+                if loaded_names(value) & names:
+                    more |= {one.id for one in _names(target)}
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
                 call = node.value  # gates.scatter_(1, chosen, weight)
                 if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
@@ -140,6 +145,23 @@ def _follows(function: ast.AST, choice: ast.stmt) -> set[str]:
         if more == names:
             return names
         names = more
+
+
+def _gone_through(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """What a loop binds, each with what it goes through: of a ``zip`` one by one."""
+    if not isinstance(node, (ast.For, ast.comprehension)):
+        return
+    waiting: list[tuple[ast.expr, ast.expr]] = [(node.target, node.iter)]
+    while waiting:
+        target, iterated = waiting.pop()
+        parts = target.elts if isinstance(target, ast.Tuple) else []
+        given = iterated.args if isinstance(iterated, ast.Call) else []
+        if called_name(iterated) == "zip" and len(parts) == len(given):
+            waiting += zip(parts, given, strict=True)
+        elif called_name(iterated) == "enumerate" and parts and given:
+            waiting.append((parts[-1], given[0]))
+        else:
+            yield target, iterated
 
 
 def _names(target: ast.AST) -> list[ast.Name]:
@@ -161,22 +183,53 @@ def _is_used_by_choice(
         return True
     if not isinstance(made_by, ast.Assign):
         return False
-    waiting: list[ast.stmt] = [made_by]
+    waiting = _bound_by(made_by)
     names: set[str] = set()
     is_used = False
     while waiting:
-        statement = waiting.pop()
-        new = {one.id for target, _ in assigned(statement) for one in _names(target)} - names
-        names |= new
-        for read, around in (one for name in new for one in reads_of(function, name)):
+        name = waiting.pop()
+        reads = [] if name in names else list(reads_of(function, name))
+        names.add(name)
+        for read, around in reads:
             by = next(one for one in reversed(around) if isinstance(one, ast.stmt))
-            if _is_taken_to(by, read, chosen):
+            items = _items(read, around)
+            if items:
+                waiting += items
+            elif _is_taken_to(by, read, chosen):
                 is_used = True
             elif isinstance(by, ast.Assign) and not loaded_names(by.value) & chosen:
-                waiting.append(by)  # by another name
+                waiting += _bound_by(by)  # by another name
             elif by is not made_by:
                 return False
     return is_used
+
+
+def _bound_by(statement: ast.stmt) -> list[str]:
+    return [one.id for target, _ in assigned(statement) for one in _names(target)]
+
+
+def _items(read: ast.Name, around: list[ast.AST]) -> list[str]:
+    """The variable that a loop binds to each item of a list that it goes through; else empty.
+
+    ``made`` of ``sum(gates[:, i] * made for i, made in enumerate(outputs))``.
+    """
+    value: ast.AST = read
+    places: list[int] = []
+    for outer in reversed(around):
+        if isinstance(outer, (ast.For, ast.comprehension)):
+            target: ast.expr | None = outer.target if outer.iter is value else None
+            for at in reversed(places):
+                parts = target.elts if isinstance(target, ast.Tuple) else []
+                target = parts[at] if at < len(parts) else None
+            return [target.id] if isinstance(target, ast.Name) else []
+        if not isinstance(outer, ast.Call) or called_name(outer) not in _AROUND:
+            return []
+        if called_name(outer) == "enumerate":
+            places.append(1)
+        elif called_name(outer) == "zip":
+            places.append(next((at for at, one in enumerate(outer.args) if one is value), 0))
+        value = outer
+    return []
 
 
 def _is_taken_to(statement: ast.stmt, node: ast.expr, chosen: set[str]) -> bool:
@@ -186,4 +239,6 @@ def _is_taken_to(statement: ast.stmt, node: ast.expr, chosen: set[str]) -> bool:
         if others & chosen:
             is_product = isinstance(around, ast.BinOp) and isinstance(around.op, _TAKING)
             return is_product or isinstance(around, (ast.Call, ast.Subscript))
+        if called_name(around) in _OF_ALL:
+            return False
     return False

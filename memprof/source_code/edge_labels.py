@@ -18,6 +18,7 @@ _LOSSES = frozenset(("binary_cross_entropy", "binary_cross_entropy_with_logits")
 _LOSS_MODULES = frozenset(("BCELoss", "BCEWithLogitsLoss"))
 _PRODUCTS = frozenset(("bmm", "matmul", "mm"))
 _TRANSPOSING = frozenset(("T", "mT", "t", "transpose"))
+_PAIR = 2
 _CALLED = ("__call__", "forward")
 """Methods that run where an object is called: by no name that leads to them."""
 _DECODER = "forward_all"
@@ -94,7 +95,10 @@ def _is_given(node: ast.expr | None, scopes: Scopes) -> bool:
 
 
 def _is_of_all_pairs(node: ast.expr) -> bool:
-    """``z @ z.t()``, ``torch.mm(z, z.T)``, ``z.matmul(z.transpose(0, 1))``."""
+    """``z @ z.t()``, ``torch.mm(z, z.T)``, ``z.matmul(z.transpose(0, 1))``, ``F.linear(z, z)``.
+
+    And ``torch.einsum("id,jd->ij", z, z)``.
+    """
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
         return _is_transpose_of(node.right, node.left)
     if not isinstance(node, ast.Call):
@@ -102,6 +106,10 @@ def _is_of_all_pairs(node: ast.expr) -> bool:
     name = called_name(node)
     if name == _DECODER:
         return True
+    if name == "linear":
+        return len(node.args) == _PAIR and _are_alike(*node.args)
+    if name == "einsum":
+        return _is_einsum_of_all_pairs(node)
     if name not in _PRODUCTS:
         return False
     factors = node.args
@@ -109,6 +117,21 @@ def _is_of_all_pairs(node: ast.expr) -> bool:
     if len(factors) == 1 and receiver is not None:
         factors = [receiver, *factors]
     return len(factors) > 1 and _is_transpose_of(factors[1], factors[0])
+
+
+def _is_einsum_of_all_pairs(call: ast.Call) -> bool:
+    equation, *operands = call.args or [call]
+    if not isinstance(equation, ast.Constant) or len(operands) != _PAIR:
+        return False
+    given, _, result = str(equation.value).replace(" ", "").partition("->")
+    first, _, second = given.partition(",")
+    of_both = set(first) & set(second)
+    own = [[letter for letter in one if letter not in of_both] for one in (first, second)]
+    return _are_alike(*operands) and all(own) and result == "".join(own[0] + own[1])
+
+
+def _are_alike(one: ast.expr, other: ast.expr) -> bool:
+    return ast.dump(one) == ast.dump(other)
 
 
 def _is_transpose_of(node: ast.expr, other: ast.expr) -> bool:
@@ -119,7 +142,7 @@ def _is_transpose_of(node: ast.expr, other: ast.expr) -> bool:
         inner = _receiver(node)
         if inner is None or (isinstance(inner, ast.Name) and inner.id == "torch"):
             inner = node.args[0] if node.args else None
-    return inner is not None and ast.dump(inner) == ast.dump(other)
+    return inner is not None and _are_alike(inner, other)
 
 
 def _losses_made(programs: Sequence[Program]) -> frozenset[str]:

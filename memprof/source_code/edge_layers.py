@@ -7,9 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from memprof.source_code.program import FUNCTIONS, Place, assigned, called_name, calls_in
+from memprof.source_code.call_sites import calls_of
+from memprof.source_code.program import (
+    FUNCTIONS,
+    Place,
+    assigned,
+    bound_names,
+    called_name,
+    calls_in,
+)
 from memprof.source_code.scopes import parameters, reads_of
-from memprof.source_code.values import returned_by
+from memprof.source_code.values import returned_by, values_of
 
 __all__ = ["LinearOfEdges", "linear_of_edges", "linear_of_gathered", "linear_of_sums"]
 
@@ -18,7 +26,20 @@ _MESSAGE = "message"
 _ENDS = ("_i", "_j")
 """What ends the name of a parameter that is given features of nodes, one row for each edge."""
 _LINEAR = "Linear"
+_BY_ROW = frozenset(
+    (
+        *("CELU", "ELU", "GELU", "Hardswish", "Hardtanh", "Identity", "LayerNorm", "LeakyReLU"),
+        *("Linear", "Mish", "PReLU", "RMSNorm", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid"),
+        *("Softplus", "Softsign", "Tanh"),
+    )
+)
+"""Modules that compute each row by itself."""
+_EACH = (ast.GeneratorExp, ast.ListComp)
 _PARAMETER = "Parameter"
+_WEIGHT = "weight"
+_SEVERAL = ("ParameterDict", "ParameterList")
+_DEEPEST = 3
+"""Functions that hand a parameter on, until it is given up."""
 _MULTIPLYING = ("matmul", "mm", "mv", "linear")
 _JOINING = ("cat", "concat", "concatenate")
 _SELECTING = "index_select"
@@ -49,6 +70,8 @@ class LinearOfEdges:
     """Something else reads what is joined as well."""
     is_product: bool = False
     """It is no layer, but a parameter that a statement multiplies by."""
+    path: str = ""
+    """Of the layer below its module, as torch names it: ``lin``, or ``lins.`` of one of several."""
     has_bias: bool = True
     """It adds a bias to each row, as a layer does unless it is told otherwise."""
     scaled_by: str = ""
@@ -59,7 +82,7 @@ def linear_of_edges(place: Place) -> LinearOfEdges | None:
     """``self.lin(x_j)`` in the `message` of the class that calls ``self.propagate(…, x=x)``.
 
     None where `message` reads what is gathered at another place as well, or where the layer is
-    bound to anything but an ``nn.Linear``.
+    bound to anything but an ``nn.Linear``, or several layers of which each takes a row by itself.
     """
     class_ = place.class_
     gathered = [
@@ -80,11 +103,7 @@ def linear_of_edges(place: Place) -> LinearOfEdges | None:
             if not name.endswith(_ENDS) or name[:-2] not in gathered or len(reads) != 1:
                 continue
             at = place.program.place(calls[0]) if len(calls) == 1 else None
-            if (
-                at is not None
-                and len(calls[0].args) == 1
-                and _is_bound_to(class_, calls[0].func, _LINEAR)
-            ):
+            if at is not None and len(calls[0].args) == 1 and _takes_each_row(place, calls[0].func):
                 return LinearOfEdges(ast.unparse(calls[0].func), name[:-2], at)
     return None
 
@@ -100,7 +119,7 @@ def linear_of_gathered(place: Place) -> LinearOfEdges | None:
     functions = [place.function, _only_caller(place)]
     for node in (node for one in functions if one is not None for node in ast.walk(one)):
         at = place.program.place(node) if isinstance(node, ast.expr) else None
-        mapped = _linear_map(at.class_, node) if at is not None else None
+        mapped = _linear_map(at, node) if at is not None else None
         if mapped is None or at is None:
             continue
         (by, given), of_layer = mapped, _Given(at)
@@ -114,7 +133,8 @@ def linear_of_gathered(place: Place) -> LinearOfEdges | None:
                 at,
                 of_layer.parts,
                 of_layer.is_shared,
-                is_product=not (isinstance(node, ast.Call) and node.func is by),
+                is_product=not _is_layer(at, node),
+                path=_path_of(at, by),
             )
     return None
 
@@ -188,7 +208,7 @@ def _value_of(place: Place) -> ast.expr | None:
 def _linear_call(place: Place, reads: Sequence[ast.expr], features: str) -> LinearOfEdges | None:
     """The linear layer that is given the only read of some sums, as they are or scaled."""
     for call in calls_in(place.scope):
-        if len(call.args) != 1 or not _is_bound_to(place.class_, call.func, _LINEAR):
+        if len(call.args) != 1 or not _is_bound_to(place, call.func, _LINEAR):
             continue
         given, at = _scaled(call.args[0]), place.program.place(call)
         if at is None or not reads or any(one is not given for one in reads):
@@ -342,13 +362,17 @@ def _has_bias(class_: ast.ClassDef | None, attribute: ast.expr) -> bool:
     )
 
 
-def _linear_map(class_: ast.ClassDef | None, node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
+def _linear_map(place: Place, node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
     """The layer or parameter of an expression that maps rows one by one, and what it is given."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
         given, by = node.left, node.right
     elif not isinstance(node, ast.Call) or node.keywords or not node.args:
         return None
-    elif len(node.args) == 1 and _is_bound_to(class_, node.func, _LINEAR):
+    elif len(node.args) == 1 and _is_bound_to(place, node.func, _LINEAR):
+        return node.func, node.args[0]
+    elif len(node.args) == 1 and _begins_with_layer(place, node.func):
+        return ast.Subscript(node.func, ast.Constant(0), ast.Load()), node.args[0]
+    elif len(node.args) == 1 and _list_of(place, node.func):
         return node.func, node.args[0]
     elif called_name(node) == "einsum" and _maps_rows(node):
         given, by = node.args[1], node.args[2]
@@ -360,7 +384,126 @@ def _linear_map(class_: ast.ClassDef | None, node: ast.AST) -> tuple[ast.expr, a
         given, by = node.args[0], node.args[1]
     else:
         return None
-    return (by, given) if _is_bound_to(class_, by, _PARAMETER) else None
+    return (by, given) if _are_weights(place, by) else None
+
+
+def _is_layer(place: Place, node: ast.AST) -> bool:
+    """Whether it is the call of a linear layer, not a product."""
+    layer = node.func if isinstance(node, ast.Call) else None
+    return layer is not None and (
+        _is_bound_to(place, layer, _LINEAR)
+        or _begins_with_layer(place, layer)
+        or bool(_list_of(place, layer))
+    )
+
+
+def _list_of(place: Place, layer: ast.expr) -> str:
+    """The attribute whose items a layer is one of, if these are linear layers; else empty.
+
+    ``self.lins[kind](x)``, or of a variable with which a loop goes through them.
+    """
+    attributes: list[ast.expr] = []
+    if isinstance(layer, ast.Subscript):
+        attributes = [layer.value]
+    elif isinstance(layer, ast.Name):
+        loops = [one for one in place.around if isinstance(one, (ast.For, ast.AsyncFor))]
+        inside = [one for one in ast.walk(place.statement) if isinstance(one, ast.comprehension)]
+        attributes = [
+            node
+            for loop in (*loops, *inside)
+            if any(isinstance(t, ast.Name) and t.id == layer.id for t in ast.walk(loop.target))
+            for node in ast.walk(loop.iter)
+            if isinstance(node, ast.Attribute)
+        ]
+    own = [one for one in attributes if _are_linear(place, one)]
+    return ast.unparse(own[0]).partition(".")[2] if len(own) == 1 else ""
+
+
+def _are_linear(place: Place, attribute: ast.expr) -> bool:
+    """Whether an attribute is a list or a dict of modules, each of which is a linear layer."""
+    values = _bound_to(place, attribute)
+    return bool(values) and all(
+        isinstance(one, ast.Call)
+        and called_name(one) in ("ModuleDict", "ModuleList")
+        and bool(one.args)
+        and all(called_name(part) == _LINEAR for part in _parts_of(one.args[0]))
+        for one in values
+    )
+
+
+def _parts_of(held: ast.expr) -> list[ast.expr]:
+    """What a list or a dict holds, or what a comprehension makes each of; itself of others."""
+    if isinstance(held, (ast.List, ast.Tuple)):
+        return held.elts
+    if isinstance(held, ast.Dict):
+        return held.values
+    if isinstance(held, ast.DictComp):
+        return [held.value]
+    return [held.elt] if isinstance(held, _EACH) else [held]
+
+
+def _path_of(place: Place, layer: ast.expr) -> str:
+    items = _list_of(place, layer)
+    named = ast.unparse(layer).partition(".")[2].replace("[", ".").rstrip("]")
+    return f"{items}." if items else named
+
+
+def _takes_each_row(place: Place, attribute: ast.expr) -> bool:
+    """Whether an attribute is a linear layer, or an ``nn.Sequential`` of such and activations.
+
+    What depends on the other rows, or is drawn anew for each, is none.
+    """
+    if _is_bound_to(place, attribute, _LINEAR):
+        return True
+    if not _begins_with_layer(place, attribute):
+        return False
+    values = [one for one in _bound_to(place, attribute) if isinstance(one, ast.Call)]
+    return all(called_name(part) in _BY_ROW for one in values for part in one.args)
+
+
+def _begins_with_layer(place: Place, attribute: ast.expr) -> bool:
+    """Whether an attribute is an ``nn.Sequential`` whose first module is a linear layer."""
+    values = _bound_to(place, attribute)
+    return bool(values) and all(
+        isinstance(one, ast.Call)
+        and called_name(one) == "Sequential"
+        and called_name(one.args[0] if one.args else one) == _LINEAR
+        for one in values
+    )
+
+
+def _are_weights(place: Place, by: ast.expr, depth: int = 0) -> bool:
+    """Whether an expression is a parameter of the program's: by itself, turned, or one of several.
+
+    A variable is what it is bound to, and a function's parameter what each of its calls gives it.
+    """
+    if isinstance(by, ast.Attribute) and by.attr in ("T", "mT"):
+        return _are_weights(place, by.value, depth)
+    if called_name(by) in ("t", *_SWAPPING) and isinstance(by, ast.Call):
+        return isinstance(by.func, ast.Attribute) and _are_weights(place, by.func.value, depth)
+    if isinstance(by, ast.Attribute) and by.attr == _WEIGHT:
+        return _is_bound_to(place, by.value, _LINEAR) or _is_bound_to(place, by, _PARAMETER)
+    if isinstance(by, ast.Subscript):
+        return any(_is_bound_to(place, by.value, one) for one in _SEVERAL)
+    if not isinstance(by, ast.Name) or depth > _DEEPEST:
+        return _is_bound_to(place, by, _PARAMETER)
+    function = place.function
+    if function is None or by.id not in parameters(function):
+        values = list(values_of(place, by.id))
+        return len(values) == 1 and (
+            values[0] is not None and _are_weights(place, values[0], depth + 1)
+        )
+    names = [one for one in parameters(function) if one not in ("self", "cls")]
+    given = [(at, _given_by(call, names)) for at, call in calls_of(place)]
+    return bool(given) and all(
+        by.id in values and _are_weights(at, values[by.id], depth + 1) for at, values in given
+    )
+
+
+def _given_by(call: ast.Call, names: Sequence[str]) -> dict[str, ast.expr]:
+    """What a call gives each parameter of a function."""
+    given = dict(zip(names, call.args, strict=False))
+    return given | {one.arg: one.value for one in call.keywords if one.arg is not None}
 
 
 def _maps_rows(call: ast.Call) -> bool:
@@ -391,7 +534,7 @@ class _Given:
     def follow(self, value: ast.expr) -> bool:
         """Whether nothing else reads it, and it is gathered, or joined of what is in part."""
         if isinstance(value, ast.Name):
-            return self._follow_variable(value.id)
+            return self._follow_variable(value)
         if called_name(value) in _JOINING and isinstance(value, ast.Call) and value.args:
             joined = value.args[0]
             if not isinstance(joined, (ast.List, ast.Tuple)):
@@ -422,33 +565,64 @@ class _Given:
         self._place = caller
         return is_gathered
 
-    def _follow_variable(self, name: str) -> bool:
-        function = self._place.function
+    def _follow_variable(self, variable: ast.Name) -> bool:
+        function, name = self._place.function, variable.id
         if function is None:
             return False
-        is_shared = len(list(reads_of(function, name))) != 1
+        reads, bindings = _reads_and_bindings(function, variable)
+        is_shared = len(reads) != 1 and not self._are_mapped(function, reads)
         if is_shared and self.parts == 1:
             return False  # what is joined is another tensor: its parts may be read elsewhere
         self.is_shared |= is_shared
-        if name in parameters(function):
+        if name in parameters(function) and not bindings:
             is_gathered = function.name == _MESSAGE and name.endswith(_ENDS)
             if is_gathered:
                 self.gathered.append(ast.Name(name[:-2]))
             return is_gathered
-        bindings = [
-            (node, value)
-            for node in ast.walk(function)
-            for target, value in assigned(node)
-            if isinstance(target, ast.Name) and target.id == name
-        ]
         if len(bindings) != 1:
             return False
         (binding, value), *_ = bindings
-        if value is None or not isinstance(binding, ast.stmt):
+        if value is None or not isinstance(binding, (ast.Assign, ast.AnnAssign)):
             return False
         if not is_shared:
             self.statements.append(binding)
         return self.follow(value)
+
+    def _are_mapped(self, function: ast.AST, reads: Sequence[ast.Name]) -> bool:
+        """Whether each read hands a value to a linear layer, of which any may come first."""
+        maps = [_linear_map(self._place, node) for node in ast.walk(function)]
+        given = [one[1] for one in maps if one is not None]
+        return bool(reads) and all(any(read is one for one in given) for read in reads)
+
+
+def _reads_and_bindings(
+    function: ast.FunctionDef | ast.AsyncFunctionDef, variable: ast.Name
+) -> tuple[list[ast.Name], list[tuple[ast.AST, ast.expr | None]]]:
+    """The reads of a variable that see the same value as one of them, and what binds that.
+
+    Where the function's own statements bind it one after the other each has reads of its own;
+    else they are all of them.
+    """
+    reads = [node for node, _ in reads_of(function, variable.id)]
+    bindings = [
+        (node, value)
+        for node in ast.walk(function)
+        for target, value in assigned(node)
+        if isinstance(target, ast.Name) and target.id == variable.id
+    ]
+    numbers = {id(one): at for at, body in enumerate(function.body) for one in ast.walk(body)}
+    if not all(any(node is one for one in function.body) for node, _ in bindings):
+        return reads, bindings
+    bound = [numbers[id(node)] for node, _ in bindings]
+
+    def last_before(node: ast.AST) -> int:
+        return max((at for at in bound if at < numbers.get(id(node), 0)), default=-1)
+
+    own = last_before(variable)
+    return (
+        [one for one in reads if last_before(one) == own],
+        [pair for pair in bindings if numbers[id(pair[0])] == own],
+    )
 
 
 def _pairs_of_rows(value: ast.expr) -> ast.expr | None:
@@ -481,14 +655,31 @@ def _rows_of(value: ast.expr) -> ast.expr | None:
     return of if isinstance(dim, ast.Constant) and dim.value == 0 else None
 
 
-def _is_bound_to(class_: ast.ClassDef | None, attribute: ast.expr, kind: str) -> bool:
+def _is_bound_to(place: Place, attribute: ast.expr, kind: str) -> bool:
     """Whether a class binds an attribute to what it makes of one kind, and to nothing else."""
-    values = [
-        value
-        for node in (ast.walk(class_) if class_ is not None else ())
-        for target, value in assigned(node)
-        if ast.unparse(target) == ast.unparse(attribute)
-    ]
+    values = _bound_to(place, attribute)
     return bool(values) and all(
         isinstance(one, ast.Call) and called_name(one) == kind for one in values
     )
+
+
+def _bound_to(place: Place, attribute: ast.expr) -> list[ast.expr | None]:
+    """What the class around a statement, or one of the file that it is of, binds an attribute to.
+
+    Also one by one in order: ``self.q, self.k = (nn.Linear(n, n) for _ in range(2))``.
+    """
+    classes = [place.class_] if place.class_ is not None else []
+    for class_ in classes:  # which grows by those that they are of
+        names = {ast.unparse(base) for base in class_.bases}
+        classes += [c for c in place.program.classes() if c.name in names and c not in classes]
+    text = ast.unparse(attribute)
+    for class_ in classes:
+        values = [
+            value.elt if isinstance(value, _EACH) and len(bound_names(node)) > 1 else value
+            for node in ast.walk(class_)
+            for target, value in assigned(node)
+            if ast.unparse(target) == text
+        ]
+        if values:
+            return values  # what a class binds takes the place of what its base bound
+    return []

@@ -142,11 +142,7 @@ class Factor(Flow):
     def _is_of_all(self, node: ast.Subscript, scopes: Scopes) -> bool:
         """``adj[0]`` of a batch of one, ``adj[None]``."""
         indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        is_whole = all(
-            isinstance(one, ast.Constant)
-            or (isinstance(one, ast.Slice) and one.lower is one.upper is one.step is None)
-            for one in indices
-        )
+        is_whole = all(isinstance(one, ast.Constant) or _is_whole(one) for one in indices)
         return is_whole and self.carries(node.value, scopes)
 
     def _combines(self, node: ast.BinOp, scopes: Scopes) -> bool:
@@ -193,7 +189,7 @@ class Factor(Flow):
             and around[: len(scopes)] == scopes
             and any(each is node for each in ast.walk(one))
         ]
-        names = {one.id for one in pair if isinstance(one, ast.Name)}
+        names = {name for one in pair for name in loaded_names(one)}
         for loop in inside:
             if isinstance(loop, ast.While) and names & _stepped_in(loop):
                 return True
@@ -533,14 +529,33 @@ def _stepped_in(loop: ast.While) -> set[str]:
 
 
 def _is_index(node: ast.expr) -> bool:
-    """A tensor of indices, or a number that comes of one: ``src``, ``edges[0]``, ``edge.src``."""
+    """A tensor of indices, or a number that comes of one: ``src``, ``edges[0]``, ``edge.src``.
+
+    Also one of its columns, ``edges[:, 0]``, and what lies behind others, ``users + item``.
+    """
     if isinstance(node, ast.Subscript):
-        return isinstance(node.slice, ast.Constant) and type(node.slice.value) is int
+        entries = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        numbers = [one for one in entries if not _is_whole(one)]
+        return len(numbers) == 1 and all(
+            isinstance(one, ast.Constant) and type(one.value) is int for one in numbers
+        )
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        sides = node.left, node.right
+        return all(isinstance(one, ast.Constant) or _is_index(one) for one in sides)
     return isinstance(node, (ast.Name, ast.Attribute))
+
+
+def _is_whole(entry: ast.expr) -> bool:
+    """``:`` or ``...`` of an index."""
+    if isinstance(entry, ast.Slice):
+        return entry.lower is entry.upper is entry.step is None
+    return isinstance(entry, ast.Constant) and entry.value is Ellipsis
 
 
 def _is_counted(nodes: Sequence[tuple[ast.AST, Scopes]], index: ast.expr, scopes: Scopes) -> bool:
     """Whether an index goes over all numbers, or is spread out: so a matrix is filled in full."""
+    if isinstance(index, ast.BinOp):
+        return any(_is_counted(nodes, one, scopes) for one in (index.left, index.right))
     if not isinstance(index, ast.Name):
         return False
     for node, around in nodes:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator
 from difflib import SequenceMatcher
+from functools import partial
 from typing import NamedTuple
 
+from memprof.source_code.chosen_names import is_chosen
+from memprof.source_code.idioms import keyword
 from memprof.source_code.program import (
     FUNCTIONS,
     Place,
     Program,
+    arguments,
     bound_names,
     called_name,
     calls_in,
+    loaded_names,
     root_name,
 )
 from memprof.source_code.scopes import parameters as parameters_of
@@ -21,7 +26,7 @@ from memprof.source_code.values import values_of
 
 __all__ = ["FreezingAttribute", "freezing_attributes"]
 
-_MODULES_WITHIN = frozenset(("children", "modules"))
+_MODULES_WITHIN = frozenset(("children", "modules", "named_children", "named_modules"))
 """Methods that give the modules below one."""
 _PARAMETERS = frozenset(("named_parameters", "parameters"))
 """Methods that give a module's parameters."""
@@ -94,11 +99,14 @@ def _modules_of_parameter(
 
     A head is put in place of another one when the rest is frozen: ``model.fc = nn.Linear(…)``.
     """
-    iterated = _iterated(place, parameter.id) if isinstance(parameter, ast.Name) else None
+    loop = _loop_of(place, parameter.id) if isinstance(parameter, ast.Name) else None
+    iterated = loop.iter if loop is not None else None
     if not isinstance(iterated, ast.Call) or called_name(iterated) not in _PARAMETERS:
         return
     module = iterated.func.value if isinstance(iterated.func, ast.Attribute) else None
-    if isinstance(module, ast.Attribute):
+    if loop is not None and _name_beside(loop):
+        yield from _chosen(place, loop, module, paths)
+    elif isinstance(module, ast.Attribute):
         yield from (path for path in paths if module.attr in path.split("."))
     elif isinstance(module, ast.Name):
         put_in = {
@@ -125,8 +133,17 @@ def _is_false(value: ast.expr) -> bool:
 
 def _modules(place: Place, receiver: ast.expr, paths: Collection[str]) -> Iterator[str]:
     """Paths of the modules that an expression stands for, and of all that lie below them."""
-    iterated = _iterated(place, receiver.id) if isinstance(receiver, ast.Name) else None
+    loop = _loop_of(place, receiver.id) if isinstance(receiver, ast.Name) else None
+    iterated = loop.iter if loop is not None else None
+    for one in _listed(place, iterated):
+        yield from _modules(place, one, paths)
     module = receiver if iterated is None else _module_iterated(iterated)
+    if loop is not None and module is not None and _name_beside(loop):
+        yield from _chosen(place, loop, module, paths)
+        return
+    if isinstance(module, ast.Subscript):
+        yield from _of_entry(place, module, paths)
+        return
     names: set[str] = set()
     name = _name_of_part(place, module)
     if name is not None:
@@ -141,6 +158,84 @@ def _modules(place: Place, receiver: ast.expr, paths: Collection[str]) -> Iterat
     yield from (path for path in paths if names & set(path.split(".")))
 
 
+def _of_entry(place: Place, entry: ast.Subscript, paths: Collection[str]) -> Iterator[str]:
+    """Paths of a part that is named by its key: ``self.parts["encoder"]``, ``model[0]``."""
+    key = entry.slice.value if isinstance(entry.slice, ast.Constant) else None
+    is_counted = isinstance(entry.slice, ast.Name) and _is_counted(place, entry.slice.id)
+    if not isinstance(key, (int, str)) and not is_counted:
+        return
+    for path in paths:
+        below = _below(place, entry.value, path)
+        if below is not None and (is_counted or below.partition(".")[0] == str(key)):
+            yield path
+
+
+def _is_counted(place: Place, name: str) -> bool:
+    """Whether a name is the number of a loop: the first few layers are as good as all of them."""
+    iterated = _iterated(place, name)
+    return called_name(iterated) in ("enumerate", "range") if iterated is not None else False
+
+
+def _listed(place: Place, iterated: ast.expr | None) -> list[ast.expr]:
+    """What a loop goes through that is written out: ``(self.stem, self.encoder)``, or its name."""
+    if isinstance(iterated, ast.Name):
+        values = list(values_of(place, iterated.id))
+        iterated = values[0] if len(values) == 1 else None
+    return iterated.elts if isinstance(iterated, (ast.List, ast.Set, ast.Tuple)) else []
+
+
+def _chosen(
+    place: Place, loop: ast.For, module: ast.expr | None, paths: Collection[str]
+) -> Iterator[str]:
+    """Paths of the parts of a module for which a loop over them with their names runs a statement.
+
+    None where a condition of the loop asks for something else than the names.
+    """
+    method, variable = called_name(loop.iter), _name_beside(loop)
+    texts = partial(_texts_of, place)
+    chosen = []
+    for path in paths:
+        below = _below(place, module, path) if module is not None else None
+        if below is None:
+            continue
+        parts = below.split(".")
+        names = [".".join(parts[: at + 1]) for at in range(len(parts))]
+        if method == "named_children":
+            names = names[:1]
+        elif method in _PARAMETERS:
+            names = [f"{below}.weight"]
+        answers = [is_chosen(place, loop, variable, name, texts) for name in names]
+        if None in answers:
+            return
+        if True in answers:
+            chosen.append(path)
+    yield from chosen
+
+
+def _below(place: Place, module: ast.expr, path: str) -> str | None:
+    """The rest of a path behind that of a module; None where it does not lie below it."""
+    names = path.split(".")
+    roots = {names[0]} if _is_self(module) and place.class_ is not None else set()
+    if isinstance(module, ast.Attribute):
+        at = names.index(module.attr) if module.attr in names else -1
+    else:
+        if isinstance(module, ast.Name) and not roots:
+            roots = _names_handed(place, module.id) | _classes(place, module)
+        at = 0 if names[0] in roots else -1
+    return ".".join(names[at + 1 :]) if 0 <= at < len(names) - 1 else None
+
+
+def _name_beside(loop: ast.For) -> str:
+    """``name`` of ``for name, layer in …``; empty where the loop has none, or never reads it."""
+    target = loop.target
+    both = isinstance(target, ast.Tuple) and len(target.elts) == len(("name", "part"))
+    first = target.elts[0] if both and isinstance(target, ast.Tuple) else None
+    of_names = called_name(loop.iter).startswith("named_")
+    if not of_names or not isinstance(first, ast.Name):
+        return ""
+    return first.id if any(first.id in loaded_names(one) for one in loop.body) else ""
+
+
 def _names_handed(place: Place, name: str) -> set[str]:
     """The attributes and classes of modules that callers hand a function as its parameter.
 
@@ -148,21 +243,15 @@ def _names_handed(place: Place, name: str) -> set[str]:
     returns what it is handed.
     """
     function = place.function
-    parameters = list(parameters_of(function)) if function is not None else []
-    if function is None or name not in parameters or place.class_ is not None:
+    if function is None or place.class_ is not None:
         return set()
-    position = parameters.index(name)
     names: set[str] = set()
-    for call in calls_in(place.program.tree, function.name):
-        at = place.program.place(call)
-        if at is None or position >= len(call.args):
-            continue
-        module = call.args[position]
+    for module, at in _handed(place, name):
         if isinstance(module, ast.Attribute):
             names.add(module.attr)
         elif isinstance(module, ast.Name):
             names |= _classes(at, module)
-        elif isinstance(module, ast.Call) and getattr(at.statement, "value", None) is call:
+        elif isinstance(module, ast.Call) and module in _own_arguments(at):
             bound = [one for one in bound_names(at.statement) if isinstance(one, ast.Attribute)]
             returns = [one for one in ast.walk(function) if isinstance(one, ast.Return)]
             if all(one.value is not None and root_name(one.value) == name for one in returns):
@@ -170,14 +259,42 @@ def _names_handed(place: Place, name: str) -> set[str]:
     return names
 
 
-def _iterated(place: Place, name: str) -> ast.expr | None:
-    """What the loop goes through whose variable a name is."""
+def _handed(place: Place, name: str) -> Iterator[tuple[ast.expr, Place]]:
+    """What the calls of the function around a statement give it as that parameter, and where."""
+    function = place.function
+    parameters = list(parameters_of(function)) if function is not None else []
+    if function is None or name not in parameters:
+        return
+    position = parameters.index(name) - (place.class_ is not None)
+    for call in calls_in(place.program.tree, function.name):
+        at = place.program.place(call)
+        given = keyword(call, name)
+        if given is None and 0 <= position < len(call.args):
+            given = call.args[position]
+        if at is not None and given is not None:
+            yield given, at
+
+
+def _own_arguments(place: Place) -> list[ast.expr]:
+    """What a statement hands to the call whose result it binds, or that is all of it."""
+    value = getattr(place.statement, "value", None)
+    return list(arguments(value)) if isinstance(value, ast.Call) else []
+
+
+def _loop_of(place: Place, name: str) -> ast.For | None:
+    """The loop around a statement whose variable a name is."""
     for node in reversed(place.around):
         if isinstance(node, FUNCTIONS):
             return None
         if isinstance(node, ast.For) and _binds(node.target, name):
-            return node.iter
+            return node
     return None
+
+
+def _iterated(place: Place, name: str) -> ast.expr | None:
+    """What the loop goes through whose variable a name is."""
+    loop = _loop_of(place, name)
+    return loop.iter if loop is not None else None
 
 
 def _name_of_part(place: Place, module: ast.expr | None) -> ast.expr | None:
@@ -198,6 +315,7 @@ def _texts_of(place: Place, name: ast.expr) -> set[str]:
     if isinstance(name, ast.Name):
         iterated = _iterated(place, name.id)
         values = [iterated] if iterated is not None else [*values_of(place, name.id)]
+        values += [one for one, _ in _handed(place, name.id)]
     else:
         values = [name]
     fields = {one.attr for one in values if isinstance(one, ast.Attribute)}

@@ -6,9 +6,10 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from memprof.source_code.call_sites import calls_of
 from memprof.source_code.idioms import keyword
 from memprof.source_code.program import Place, bound_names, called_name, calls_in
-from memprof.source_code.scopes import nodes_around, qualified_name, reads_of
+from memprof.source_code.scopes import nodes_around, qualified_name, reads_of_binding
 from memprof.source_code.values import values_of
 
 __all__ = ["HalfSpectrum", "half_spectrum"]
@@ -16,6 +17,8 @@ __all__ = ["HalfSpectrum", "half_spectrum"]
 _TRANSFORM = "torch.fft.fft"
 _LAST = "-1"
 _HALF = 2
+_OF_NARROW = 3
+"""Arguments of a tensor's `narrow`."""
 _DEEPEST = 4
 """Names that are bound one after the other, before a half is taken."""
 _OF_SHAPE = frozenset(("device", "dtype", "ndim", "numel", "shape", "size"))
@@ -40,56 +43,117 @@ class HalfSpectrum:
 
 
 def half_spectrum(place: Place) -> HalfSpectrum | None:
-    """The first half of the last dimension, where a statement transforms and no more is read of it.
+    """The first half of a dimension, where a statement transforms and no more is read of it.
 
-    That is of what is computed of the transform value by value. None where anything else is read.
+    That is of what is computed of the transform value by value, also where functions of the file
+    return it. None where anything else is read.
     """
-    calls = [call for call in calls_in(place.statement, "fft") if _is_of_last(place, call)]
+    calls = [
+        (call, dimension)
+        for call in calls_in(place.statement, "fft")
+        if (dimension := _dimension(place, call)) is not None
+    ]
     if len(calls) != 1:
         return None
+    (call, dimension), *_ = calls
     lines = {place.line}
-    halves = list(_halves(place, calls[0], nodes_around(place.statement, calls[0]), lines))
+    search = _Search(dimension, lines)
+    halves = list(search.halves(place, call, nodes_around(place.statement, call)))
     texts = [ast.unparse(one) for one in halves if one is not None]
     if not texts or len(texts) < len(halves):
         return None
     return HalfSpectrum(texts[0], frozenset(lines))
 
 
-def _is_of_last(place: Place, call: ast.Call) -> bool:
-    """Whether a call is of torch's transform, along the last dimension."""
+def _dimension(place: Place, call: ast.Call) -> int | None:
+    """Along which dimension a call of torch's transform goes; None for other calls, and others."""
     along = keyword(call, "dim") or (call.args[2] if len(call.args) > _HALF else None)
-    is_last = along is None or ast.unparse(along) == _LAST
-    return is_last and qualified_name(place, call.func) == _TRANSFORM
+    text = ast.unparse(along) if along is not None else _LAST
+    is_known = text.lstrip("-").isdigit() and (text == _LAST or not text.startswith("-"))
+    return int(text) if is_known and qualified_name(place, call.func) == _TRANSFORM else None
 
 
-def _halves(
-    place: Place, value: ast.expr, around: list[ast.AST], lines: set[int], depth: int = 0
-) -> Iterator[ast.Subscript | None]:
-    """The subscripts that take one half of a value, or of what is computed of it by value.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Search:
+    """For the reads of a transform."""
 
-    None for each read of another kind. Statements that compute are added to ``lines``.
-    """
-    waiting = [*around]
-    while waiting and (outer := _computed(value, waiting)) is not None:
-        value = outer
-    parent = waiting[-1] if waiting else None
-    if isinstance(parent, ast.Subscript) and parent.value is value:
-        yield parent if _is_half(place, parent.slice) else None
-        return
-    names = [one.id for one in bound_names(parent) if isinstance(one, ast.Name)] if parent else []
-    is_bound = isinstance(parent, ast.Assign) and parent.value is value and len(names) == 1
-    where = place.program.place(parent) if isinstance(parent, ast.Assign) else None
-    if not is_bound or where is None or depth == _DEEPEST:
-        yield None
-        return
-    lines.add(where.line)
-    for load, parents in reads_of(where.scope, names[0]):
-        is_earlier = load.lineno <= (where.statement.end_lineno or where.line)
-        is_of_shape = isinstance(parents[-1], ast.Attribute) and parents[-1].attr in _OF_SHAPE
-        if is_of_shape or (is_earlier and where.loop is None):
-            continue
-        at = max(at for at, node in enumerate(parents) if isinstance(node, ast.stmt))
-        yield from _halves(place, load, parents[at:], lines, depth + 1)
+    dimension: int
+    """That it goes along: the last, -1, or one that is counted from the first."""
+    lines: set[int]
+    """Of statements that compute with all of it."""
+
+    def halves(
+        self, place: Place, value: ast.expr, around: list[ast.AST], depth: int = 0
+    ) -> Iterator[ast.expr | None]:
+        """The expressions that take one half of a value, or of what is computed of it by value.
+
+        None for each read of another kind.
+        """
+        waiting = [*around]
+        while waiting and (outer := _computed(value, waiting)) is not None:
+            value = outer
+        parent = waiting[-1] if waiting else None
+        if isinstance(parent, ast.Subscript) and parent.value is value:
+            yield parent if self._is_half(place, parent.slice) else None
+            return
+        if isinstance(parent, ast.Attribute) and parent.attr == "narrow" and len(waiting) > 1:
+            yield self._narrowed(place, waiting[-2])
+            return
+        where = place.program.place(parent) if isinstance(parent, ast.stmt) else None
+        if where is None or depth == _DEEPEST:
+            yield None
+            return
+        self.lines.add(where.line)
+        if isinstance(parent, ast.Return):
+            calls = calls_of(where)
+            for at, call in calls:
+                self.lines.add(at.line)
+                yield from self.halves(at, call, nodes_around(at.statement, call), depth + 1)
+            if not calls:
+                yield None
+            return
+        names = [one.id for one in bound_names(where.statement) if isinstance(one, ast.Name)]
+        if not isinstance(parent, ast.Assign) or parent.value is not value or len(names) != 1:
+            yield None
+            return
+        yield from self._of_variable(where, names[0], depth)
+
+    def _of_variable(self, where: Place, name: str, depth: int) -> Iterator[ast.expr | None]:
+        """The same of the reads of what a statement binds."""
+        for load, parents in reads_of_binding(where.scope, name, where.line):
+            is_earlier = load.lineno <= (where.statement.end_lineno or where.line)
+            is_of_shape = isinstance(parents[-1], ast.Attribute) and parents[-1].attr in _OF_SHAPE
+            if is_of_shape or (is_earlier and where.loop is None):
+                continue
+            at = max(at for at, node in enumerate(parents) if isinstance(node, ast.stmt))
+            yield from self.halves(where, load, parents[at:], depth + 1)
+
+    def _narrowed(self, place: Place, call: ast.AST) -> ast.expr | None:
+        """``power.narrow(-1, 0, n // 2 + 1)``; None for another part."""
+        if not isinstance(call, ast.Call) or call.keywords or len(call.args) != _OF_NARROW:
+            return None
+        dimension, start, length = call.args
+        is_own = ast.unparse(dimension) == str(self.dimension) and ast.unparse(start) == "0"
+        return call if is_own and _are_halves(place, length, with_one=False) else None
+
+    def _is_half(self, place: Place, index: ast.expr) -> bool:
+        """Whether a subscript takes all of the other dimensions, and one half of the transform's.
+
+        Of a single stretch the dimension is not known, but what is one longer than a half.
+        """
+        entries = index.elts if isinstance(index, ast.Tuple) else [index]
+        if self.dimension >= len(entries):
+            return False
+        own = entries[self.dimension]
+        others = [one for one in entries if one is not own]
+        is_counted = self.dimension < 0 or not any(map(_is_ellipsis, entries))
+        if not is_counted or not all(map(_is_whole, others)) or not isinstance(own, ast.Slice):
+            return False
+        is_first = own.lower is None or ast.unparse(own.lower) == "0"
+        if not is_first or own.step is not None or own.upper is None:
+            return False
+        is_known = bool(others) or self.dimension == 0
+        return _are_halves(place, own.upper, with_one=not is_known)
 
 
 def _computed(value: ast.expr, waiting: list[ast.AST]) -> ast.expr | None:
@@ -112,22 +176,12 @@ def _computed(value: ast.expr, waiting: list[ast.AST]) -> ast.expr | None:
     return call
 
 
-def _is_half(place: Place, index: ast.expr) -> bool:
-    """Whether a subscript takes all of the dimensions but the last, and one half of that.
-
-    Of a single stretch the dimension is not known, but what is one longer than a half.
-    """
-    entries = index.elts if isinstance(index, ast.Tuple) else [index]
-    *others, last = entries
-    if not all(_is_whole(one) for one in others) or not isinstance(last, ast.Slice):
-        return False
-    is_first = last.lower is None or ast.unparse(last.lower) == "0"
-    if not is_first or last.step is not None or last.upper is None:
-        return False
-    ends: list[ast.expr | None] = [last.upper]
-    if isinstance(last.upper, (ast.Name, ast.Attribute)):
-        ends = list(values_of(place, ast.unparse(last.upper)))
-    return bool(ends) and all(_is_of_half(one, with_one=not others) for one in ends)
+def _are_halves(place: Place, end: ast.expr, *, with_one: bool) -> bool:
+    """Whether what a stretch ends with is one half, or a name of such."""
+    ends: list[ast.expr | None] = [end]
+    if isinstance(end, (ast.Name, ast.Attribute)):
+        ends = list(values_of(place, ast.unparse(end)))
+    return bool(ends) and all(_is_of_half(one, with_one=with_one) for one in ends)
 
 
 def _is_of_half(value: ast.expr | None, *, with_one: bool) -> bool:
@@ -144,4 +198,8 @@ def _is_whole(entry: ast.expr) -> bool:
     """Whether an entry of a subscript is ``:`` or ``...``."""
     if isinstance(entry, ast.Slice):
         return entry.lower is entry.upper is entry.step is None
+    return _is_ellipsis(entry)
+
+
+def _is_ellipsis(entry: ast.expr) -> bool:
     return isinstance(entry, ast.Constant) and entry.value is ...

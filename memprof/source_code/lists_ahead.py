@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from memprof.source_code.program import LOOPS, Place, bound_names, called_name, calls_in
 from memprof.source_code.scopes import nodes_around, parameters, reads_of
 from memprof.source_code.values import values_of
 
-__all__ = ["ListAhead", "list_ahead"]
+__all__ = ["ListAhead", "collected_by", "list_ahead", "makes_at_once"]
 
 _GOING_THROUGH = ("enumerate", "iter", "tqdm", "trange", "zip")
+_ENTRIES = ("items", "values")
+"""Methods by which a loop goes through what a dictionary has."""
+_COLLECTING = ("dict", "list", "tuple")
+"""Functions that make all of what another makes one by one: ``list(loader)``."""
 _KEEPING = ("add", "append", "appendleft", "extend", "insert", "put", "setdefault", "update")
 _FILLING = ("append", "extend")
 _DEEPEST = 4
@@ -42,6 +46,10 @@ def list_ahead(places: Sequence[Place]) -> ListAhead | None:
         filling, name = _filling(place)
         if filling is None:
             continue
+        if isinstance(filling.statement, ast.For):
+            if not _keeps_items(filling.statement):
+                return ListAhead("", filling, filling)
+            continue
         if name:
             loop = _gone_through(place, name, filling, 0)
             if loop is not None:
@@ -61,25 +69,70 @@ def list_ahead(places: Sequence[Place]) -> ListAhead | None:
 def _filling(place: Place) -> tuple[Place | None, str]:
     """The statement in whose loop a place lies that fills a list, and the list's name.
 
-    Without a name the function returns what a comprehension makes.
+    Or that makes it at once, as a comprehension and ``list(loader)`` do. Without a name the
+    function returns it, or the statement is the loop that goes through it.
     """
     statement = place.statement
-    if isinstance(statement, ast.Return) and isinstance(statement.value, ast.ListComp):
+    if isinstance(statement, ast.For) and any(map(_collects, _iterated(statement))):
         return place, ""
-    if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.ListComp):
-        target = statement.targets[0]
+    if isinstance(statement, ast.Return) and _collects(statement.value):
+        return place, ""
+    if isinstance(statement, (ast.Assign, ast.AnnAssign)) and _collects(statement.value):
+        target = bound_names(statement)[0]
         return (place, target.id) if isinstance(target, ast.Name) else (None, "")
     loop = place.loop
-    for call in calls_in(loop, *_FILLING) if isinstance(loop, ast.For) else ():
-        receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
-        if not isinstance(receiver, ast.Name):
-            continue
-        values = list(values_of(place, receiver.id))
-        at = place.program.place(call)
-        is_empty = len(values) == 1 and isinstance(values[0], ast.List) and not values[0].elts
-        if is_empty and at is not None and at.loop is loop:
+    if not isinstance(loop, ast.For):
+        return None, ""
+    for receiver, node in _fillings(loop):
+        values = list(values_of(place, receiver.id, node if isinstance(node, ast.stmt) else None))
+        at = place.program.place(node)
+        if len(values) == 1 and _is_empty(values[0]) and at is not None and at.loop is loop:
             return at, receiver.id
     return None, ""
+
+
+def _fillings(loop: ast.For) -> Iterator[tuple[ast.Name, ast.AST]]:
+    """The variables that a loop fills and where: ``a.append(x)``, ``a += [x]``, ``a[k] = x``."""
+    for node in ast.walk(loop):
+        filled: ast.expr | None = None
+        if isinstance(node, ast.Call) and called_name(node) in _FILLING:
+            filled = node.func.value if isinstance(node.func, ast.Attribute) else None
+        elif isinstance(node, ast.AugAssign) and isinstance(node.value, (ast.List, ast.Tuple)):
+            filled = node.target
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+            filled = node.targets[0].value
+        if isinstance(filled, ast.Name):
+            yield filled, node
+
+
+def _is_empty(value: ast.expr | None) -> bool:
+    """Whether a container has nothing yet: ``[]``, ``list()``, ``{}``, ``dict()``."""
+    if isinstance(value, ast.Call):
+        return called_name(value) in _COLLECTING and not value.args and not value.keywords
+    is_list = isinstance(value, ast.List) and not value.elts
+    return is_list or (isinstance(value, ast.Dict) and not value.keys)
+
+
+def _collects(value: ast.expr | None) -> bool:
+    """Whether an expression makes all items of a list or a dictionary that it is."""
+    if isinstance(value, (ast.ListComp, ast.DictComp)):
+        return True
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Name):
+        return False
+    return value.func.id in _COLLECTING and len(value.args) == 1 and not value.keywords
+
+
+def makes_at_once(statement: ast.stmt) -> bool:
+    """Whether a statement makes a list, and does not add to one in a loop around it."""
+    return _collects(getattr(statement, "value", None))
+
+
+def collected_by(statement: ast.stmt) -> str:
+    """``loader`` of ``batches = list(loader)``; empty for other statements."""
+    value = getattr(statement, "value", None)
+    if not isinstance(value, ast.Call) or not _collects(value):
+        return ""
+    return ast.unparse(value.args[0])
 
 
 def _is_returned(function: ast.AST, name: str) -> bool:
@@ -94,7 +147,8 @@ def _is_use(around: list[ast.AST]) -> bool:
     """Whether a read only fills a list, or asks how long it is."""
     parent = around[-1]
     is_filled = isinstance(parent, ast.Attribute) and parent.attr in _FILLING
-    return is_filled or called_name(parent) == "len"
+    is_entry = isinstance(parent, ast.Subscript) and isinstance(parent.ctx, ast.Store)
+    return is_filled or is_entry or called_name(parent) == "len"
 
 
 def _gone_through(place: Place, name: str, bound_at: Place | None, depth: int) -> Place | None:
@@ -109,7 +163,8 @@ def _gone_through(place: Place, name: str, bound_at: Place | None, depth: int) -
     if at is None or _is_repeated(at, bound_at):
         return None
     if isinstance(statement, ast.For):
-        return at if _is_iterated(statement, load) and not _keeps_items(statement) else None
+        is_iterated = any(one is load for one in _iterated(statement))
+        return at if is_iterated and not _keeps_items(statement) else None
     parent = around[-2] if isinstance(around[-1], ast.keyword) else around[-1]
     return _handed_on(at, parent, load, depth) if isinstance(parent, ast.Call) else None
 
@@ -121,13 +176,17 @@ def _is_repeated(at: Place, bound_at: Place | None) -> bool:
     return any(all(node is not one for one in bound) for node in outside)
 
 
-def _is_iterated(loop: ast.For, load: ast.Name) -> bool:
-    iterated = loop.iter
-    while isinstance(iterated, ast.Call) and called_name(iterated) in _GOING_THROUGH:
-        if any(one is load for one in iterated.args):
-            return True
-        iterated = iterated.args[0] if iterated.args else ast.Constant(None)
-    return iterated is load
+def _iterated(loop: ast.For) -> Iterator[ast.expr]:
+    """What a loop goes through item by item: ``a`` and ``b`` of ``enumerate(zip(a, b))``."""
+    waiting = [loop.iter]
+    while waiting:
+        one = waiting.pop()
+        if not isinstance(one, ast.Call) or _collects(one):
+            yield one
+        elif called_name(one) in _GOING_THROUGH:
+            waiting += one.args
+        elif called_name(one) in _ENTRIES and isinstance(one.func, ast.Attribute):
+            waiting.append(one.func.value)
 
 
 def _keeps_items(loop: ast.For) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from memprof.source_code.program import Place, bound_names, called_name
+from memprof.source_code.program import Place, assigned, called_name
 from memprof.source_code.scopes import reads_of
 from memprof.source_code.values import values_of
 
@@ -79,8 +79,11 @@ def _is_cross_entropy(place: Place, call: ast.Call) -> bool:
             return all(called_name(one) == _CLASS for one in made)
     written = ast.unparse(function)
     values = [
-        node.value
+        value
         for node in place.program.nodes
-        if isinstance(node, ast.Assign) and written in map(ast.unparse, bound_names(node))
+        for target, value in assigned(node)
+        if ast.unparse(target) == written
     ]
-    return bool(values) and all(called_name(one) == _CLASS for one in values)
+    return bool(values) and all(
+        value is not None and called_name(value) == _CLASS for value in values
+    )

@@ -47,6 +47,8 @@ _TO_KEEP = ("logits_to_keep", "num_logits_to_keep")
 """Parameters by which models of transformers are told for how many positions to compute logits."""
 
 
+_OBJECT_OF_FIELDS = frozenset(("ModelOutput", "NamedTuple", "dataclass"))
+"""What makes a class whose objects have what they are given."""
 _OF_MODULES = "/torch/nn/modules/module.py"
 _DIAGONALS = frozenset(("diag", "diagonal", "trace"))
 _PRODUCTS = frozenset(("cdist", "matmul", "mm"))
@@ -227,9 +229,9 @@ def _followed(stack: Sequence[Frame], *, shifted: bool) -> Followed | _Unbound |
         if isinstance(statement, ast.Return):
             if field and _parts_of_field(statement, field):
                 return _Unbound(place, field, switch)
-            if _is_the_call(statement.value):
+            if _is_the_call(statement.value) and not _values_in(place, statement.value):
                 continue
-            taken = _field_of_call(statement.value)
+            taken = _field_of_call(place, statement.value)
             if field or not taken:
                 return _Unbound(place, field, switch)
             field = taken
@@ -552,27 +554,54 @@ def _is_the_call(value: ast.expr | None) -> bool:
     return isinstance(value, ast.Call)
 
 
-def _field_of_call(value: ast.expr | None) -> str:
+def _field_of_call(place: Place, value: ast.expr | None) -> str:
     """``[0]`` of ``f(x), state``: the one value that a call makes; empty where there are more.
 
     ``['logits']`` of ``{"logits": f(x)}``, likewise.
     """
     made = [
         (field, one)
-        for field, one in _values_in(value)
+        for field, one in _values_in(place, value)
         if any(isinstance(node, ast.Call) for node in ast.walk(one))
     ]
     return made[0][0] if len(made) == 1 and _is_the_call(made[0][1]) else ""
 
 
-def _values_in(value: ast.expr | None) -> list[tuple[str, ast.expr]]:
-    """The values of a tuple or a dictionary, each with how it is taken of that."""
+def _values_in(place: Place, value: ast.expr | None) -> list[tuple[str, ast.expr]]:
+    """The values of a tuple, a dictionary or an object, each with how it is taken of that.
+
+    Of an object's class the file says that it has no more than what it is given: a data class or a
+    named tuple.
+    """
+    if isinstance(value, ast.Call):
+        names = _fields_of(place.program, called_name(value))
+        given = [*zip(names, value.args, strict=False)]
+        return given + [(one.arg, one.value) for one in value.keywords if one.arg in names]
     if isinstance(value, ast.Tuple):
         return [(f"[{at}]", one) for at, one in enumerate(value.elts)]
     if not isinstance(value, ast.Dict) or None in value.keys:
         return []
     pairs = zip(value.keys, value.values, strict=True)
     return [(f"[{ast.unparse(key)}]", one) for key, one in pairs if key is not None]
+
+
+def _fields_of(program: Program, name: str) -> list[str]:
+    """The fields of a data class or a named tuple of a file; empty for other classes."""
+    for one in program.classes():
+        marks = [*one.decorator_list, *one.bases]
+        if one.name == name and any(_OBJECT_OF_FIELDS & set(_words_of(mark)) for mark in marks):
+            targets = [node.target for node in one.body if isinstance(node, ast.AnnAssign)]
+            return [target.id for target in targets if isinstance(target, ast.Name)]
+    return []
+
+
+def _words_of(mark: ast.expr) -> list[str]:
+    """The names in a decorator or a base: ``dataclasses``, ``dataclass``."""
+    return [
+        node.id if isinstance(node, ast.Name) else node.attr
+        for node in ast.walk(mark)
+        if isinstance(node, (ast.Name, ast.Attribute))
+    ]
 
 
 def _is_returned(place: Place, name: str, dead: set[ast.AST]) -> bool:
@@ -597,7 +626,7 @@ def _field_returned(place: Place, name: str, dead: set[ast.AST]) -> str:
             for keyword in value.keywords:
                 if isinstance(keyword.value, ast.Name) and keyword.value.id == name:
                     return keyword.arg or ""
-        fields = [] if _is_library(place) else _values_in(value)
+        fields = [] if _is_library(place) else _values_in(place, value)
         for field, one in fields:
             if isinstance(one, ast.Name) and one.id == name and _is_read_once(place, name, dead):
                 return field

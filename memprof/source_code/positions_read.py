@@ -19,12 +19,14 @@ from memprof.source_code.program import (
     loaded_names,
     place_of,
 )
-from memprof.source_code.scopes import nodes_around, reads_of
+from memprof.source_code.scopes import nodes_around, reads_of_binding
+from memprof.source_code.values import values_of
 from memprof.trace import Frame
 
 __all__ = ["PositionsRead", "positions_read"]
 
 _OF_SHAPE = frozenset(("device", "dtype", "ndim", "shape", "size"))
+_LOSSES = frozenset(("CrossEntropyLoss", "NLLLoss", "cross_entropy", "nll_loss"))
 _SHIFT = 2
 """Positions that a shift by one or two leaves out: what predicts the first has none before it."""
 
@@ -76,7 +78,11 @@ def positions_read(stack: Sequence[Frame]) -> PositionsRead | None:
 
 def _takes_one_of_each(result: Followed, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Whether a function gathers one value of each position, or one that it hands the result to."""
-    if _gathers(function):
+    if _gathers(function) or any(
+        _is_loss_of_each(value)
+        for call in calls_in(function)
+        for value in values_of(result.place, ast.unparse(call.func))
+    ):
         return True
     names = {result.name}
     for node in sorted(ast.walk(function), key=lambda one: getattr(one, "lineno", 0)):
@@ -92,14 +98,20 @@ def _takes_one_of_each(result: Followed, function: ast.FunctionDef | ast.AsyncFu
 
 def _gathers(function: ast.AST) -> bool:
     """Whether a value of each row is gathered, or a loss asked for without a reduction."""
-    for call in calls_in(function):
-        name = called_name(call)
-        given = {one.arg: one.value for one in call.keywords}
-        reduction = given.get("reduction")
-        is_of_each = isinstance(reduction, ast.Constant) and reduction.value == "none"
-        if name == "gather" or (name == "cross_entropy" and is_of_each):
-            return True
-    return False
+    calls = calls_in(function)
+    if any(called_name(call) == "gather" or _is_loss_of_each(call) for call in calls):
+        return True
+    names = set(map(called_name, calls))
+    return {"Categorical", "log_prob"} <= names
+
+
+def _is_loss_of_each(call: ast.AST | None) -> bool:
+    """Whether a call asks for a loss of each position, or makes what computes such."""
+    if not isinstance(call, ast.Call) or called_name(call) not in _LOSSES:
+        return False
+    given = {one.arg: one.value for one in call.keywords}
+    reduction = given.get("reduction")
+    return isinstance(reduction, ast.Constant) and reduction.value == "none"
 
 
 def _cut(value: ast.expr) -> ast.Subscript | None:
@@ -159,7 +171,7 @@ def _cuts_of_name(place: Place, assign: ast.AST | None) -> Iterator[ast.Subscrip
     if len(targets) != 1 or not isinstance(targets[0], ast.Name):
         yield None
         return
-    for _, around in reads_of(place.scope, targets[0].id):
+    for _, around in reads_of_binding(place.scope, targets[0].id, place.line):
         parent = around[-1]
         if isinstance(parent, ast.Attribute) and parent.attr in _OF_SHAPE:
             continue

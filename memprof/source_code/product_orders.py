@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from memprof.source_code.einsums import Einsum, einsum_of, multiplied_last
+from memprof.source_code.idioms import keyword
 from memprof.source_code.program import (
     Place,
+    assigned,
     called_name,
     loaded_names,
     nodes_of,
@@ -29,6 +31,8 @@ _TURNED = frozenset(("T", "mT"))
 _PROPERTY = "property"
 _DEEPEST = 2
 """Methods that return a product, one of them that of another."""
+_MOST_NAMES = 4
+"""Names that a number has one after the other, until it is given up."""
 
 
 class _Use(Enum):
@@ -113,7 +117,7 @@ def _readers(
 ) -> Iterator[_Reader]:
     """What reads an expression of a statement, on the spot or by the one name that it binds."""
     statement = place.statement
-    whole, around, more = _scaled(value, nodes_around(statement, value))
+    whole, around, more = _scaled(place, value, nodes_around(statement, value))
     scale += more
     if isinstance(statement, ast.Return) and statement.value is whole:
         yield from _readers_of_result(place, product, depth, scale)
@@ -125,7 +129,7 @@ def _readers(
     if len(names) != 1 or len(list(values_of(place, names[0]))) != 1:
         return
     for load, nodes in reads_of(place.scope, names[0]):
-        read, beyond, more = _scaled(load, nodes)
+        read, beyond, more = _scaled(place, load, nodes)
         if isinstance(beyond[-1], ast.Return):
             yield from _readers_of_result(place, product, depth, scale + more)
         else:
@@ -160,7 +164,9 @@ def _readers_of_result(
             yield from _readers(at, node, product, depth + 1, scale)
 
 
-def _scaled(value: ast.expr, around: list[ast.AST]) -> tuple[ast.expr, list[ast.AST], str]:
+def _scaled(
+    place: Place, value: ast.expr, around: list[ast.AST]
+) -> tuple[ast.expr, list[ast.AST], str]:
     """A value with the numbers that it is multiplied with or divided by, and what is around.
 
     And these numbers, as they would stand behind it: `` / len(k)``.
@@ -171,7 +177,7 @@ def _scaled(value: ast.expr, around: list[ast.AST]) -> tuple[ast.expr, list[ast.
         is_left = parent.left is value
         number = parent.right if is_left else parent.left
         divides = isinstance(parent.op, ast.Div) and is_left
-        if not (divides or isinstance(parent.op, ast.Mult)) or not _is_number(number):
+        if not (divides or isinstance(parent.op, ast.Mult)) or not _is_number(place, number):
             break
         scale += f" {'/' if divides else '*'} {_factor(number)}"
         value = parent
@@ -179,21 +185,55 @@ def _scaled(value: ast.expr, around: list[ast.AST]) -> tuple[ast.expr, list[ast.
     return value, around, scale
 
 
-def _is_number(value: ast.expr) -> bool:
-    """Whether an expression is a number by what it says."""
+def _is_number(place: Place, value: ast.expr, depth: int = 0) -> bool:
+    """Whether an expression is a number by what it says, or by what its name is bound to."""
     if isinstance(value, ast.Constant):
         return isinstance(value.value, (int, float))
     if isinstance(value, ast.UnaryOp):
-        return _is_number(value.operand)
+        return _is_number(place, value.operand, depth)
     if isinstance(value, ast.BinOp):
-        sides = (value.left, value.right)
-        is_power = isinstance(value.op, ast.Pow) and _is_number(value.right)
-        return is_power or all(map(_is_number, sides))
+        is_power = isinstance(value.op, ast.Pow) and _is_number(place, value.right, depth)
+        return is_power or all(_is_number(place, one, depth) for one in (value.left, value.right))
     if isinstance(value, ast.Subscript):
         return isinstance(value.value, ast.Attribute) and value.value.attr == _SHAPE
+    if isinstance(value, (ast.Name, ast.Attribute)) and depth < _MOST_NAMES:
+        return _is_bound_to_number(place, value, depth + 1)
     if not isinstance(value, ast.Call):
         return False
     return called_name(value) in _SCALES or (called_name(value) == _SIZE and bool(value.args))
+
+
+def _is_bound_to_number(place: Place, name: ast.Name | ast.Attribute, depth: int) -> bool:
+    """Whether an attribute of the class, or a parameter by its default, is a number."""
+    if isinstance(name, ast.Name):
+        default = _defaults(place.function).get(name.id)
+        named = list(values_of(place, name.id)) if default is None else [default]
+        return bool(named) and all(
+            one is not None and _is_number(place, one, depth) for one in named
+        )
+    if place.class_ is None or ast.unparse(name.value) != "self":
+        return False
+    values = [
+        (place.program.place(node), value)
+        for node in nodes_of(place.class_)
+        for target, value in assigned(node)
+        if ast.unparse(target) == ast.unparse(name)
+    ]
+    return bool(values) and all(
+        at is not None and value is not None and _is_number(at, value, depth)
+        for at, value in values
+    )
+
+
+def _defaults(function: ast.FunctionDef | ast.AsyncFunctionDef | None) -> dict[str, ast.expr]:
+    """What parameters of a function are where it is not given them."""
+    if function is None:
+        return {}
+    spec = function.args
+    names = [one.arg for one in (*spec.posonlyargs, *spec.args)]
+    by_name = dict(zip(names[::-1], spec.defaults[::-1], strict=False))
+    own = zip(spec.kwonlyargs, spec.kw_defaults, strict=True)
+    return by_name | {one.arg: default for one, default in own if default is not None}
 
 
 def _reader(value: ast.expr, around: list[ast.AST], scale: str) -> _Reader:
@@ -203,6 +243,11 @@ def _reader(value: ast.expr, around: list[ast.AST], scale: str) -> _Reader:
     if whole is not None:
         return _reader_by_einsum(value, whole, scale)
     factors = _factors(parent) if parent is not None else None
+    turned, beyond = _turned_on_the_way(value, around)
+    if turned is not value:
+        outer = _reader(turned, beyond, scale)
+        is_right = outer.use is _Use.RIGHT and outer.whole is None
+        return _Reader(value, _Use.WEIGHT if is_right else None, outer.other, scale)
     if isinstance(parent, ast.Attribute) and len(around) > 1:
         call = around[-2]
         if parent.attr == _SUM and isinstance(call, ast.Call) and call.func is parent:
@@ -219,8 +264,27 @@ def _reader(value: ast.expr, around: list[ast.AST], scale: str) -> _Reader:
     is_linear = isinstance(parent, ast.Call) and called_name(parent) == _LINEAR
     given = parent.args if isinstance(parent, ast.Call) and is_linear else []
     if len(given) > 1 and given[1] is value:
-        return _Reader(value, _Use.WEIGHT, given[0], scale)
+        assert isinstance(parent, ast.Call)
+        return _Reader(value, _Use.WEIGHT, given[0], scale + _bias(parent))
     return _Reader(value, None)
+
+
+def _turned_on_the_way(value: ast.expr, around: list[ast.AST]) -> tuple[ast.expr, list[ast.AST]]:
+    """``value.T`` or ``value.t()`` where that is around a value, and what is around it then."""
+    parent = around[-1] if around else None
+    if isinstance(parent, ast.Attribute) and parent.attr in _TURNED:
+        return parent, around[:-1]
+    if isinstance(parent, ast.Attribute) and parent.attr == "t" and len(around) > 1:
+        call = around[-2]
+        return (call, around[:-2]) if isinstance(call, ast.Call) else (value, around)
+    return value, around
+
+
+def _bias(call: ast.Call) -> str:
+    """What a call of `F.linear` adds, as it would stand behind a product: `` + self.bias``."""
+    bias = keyword(call, "bias") or next(iter(call.args[2:]), None)
+    is_none = bias is None or (isinstance(bias, ast.Constant) and bias.value is None)
+    return f" + {_factor(bias)}" if bias is not None and not is_none else ""
 
 
 def _reader_by_einsum(value: ast.expr, whole: Einsum, scale: str) -> _Reader:

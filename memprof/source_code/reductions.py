@@ -16,7 +16,13 @@ from memprof.source_code.program import (
     loaded_names,
     own_calls,
 )
-from memprof.source_code.scopes import nodes_around, parameters, reads_of
+from memprof.source_code.scopes import (
+    bound_in_turn,
+    nodes_around,
+    parameters,
+    reads_of,
+    reads_of_binding,
+)
 from memprof.source_code.verbs import JOINING
 
 __all__ = [
@@ -185,11 +191,15 @@ def _reductions_of(place: Place, name: str, depth: int = 0) -> Iterator[ast.Call
     end = place.statement.end_lineno or place.line
     reads = list(reads_of(place.scope, name))
     is_reshaped = any(_is_reshaped(load, around) for load, around in reads)
+    in_turn = [] if is_reshaped else bound_in_turn(place.scope, name)
+    if in_turn:
+        reads = list(reads_of_binding(place.scope, name, place.line))
     for load, around in reads:
         if place.loop is None and (id(load) in own or load.lineno <= end):
             continue
         further = _bound_by_value(place, load, around)
-        if further is not None and further[1] != name and depth < _DEEPEST and not is_reshaped:
+        is_other = further is not None and (further[1] != name or further[0].statement in in_turn)
+        if further is not None and is_other and depth < _DEEPEST and not is_reshaped:
             yield from _reductions_of(*further, depth + 1)
         else:
             yield from _reduction_at(load, around, is_reshaped=is_reshaped)

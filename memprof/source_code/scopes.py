@@ -20,11 +20,13 @@ __all__ = [
     "LOOPING",
     "Scopes",
     "Syntax",
+    "bound_in_turn",
     "enclosing_function",
     "nodes_around",
     "parameters",
     "qualified_name",
     "reads_of",
+    "reads_of_binding",
     "syntax_of",
 ]
 
@@ -33,6 +35,8 @@ Scopes = tuple[ast.AST, ...]
 LOOPING = (ast.For, ast.AsyncFor, ast.comprehension)
 BINDING = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_ASSIGNING = (ast.Assign, ast.AnnAssign)
+_WITH = (ast.With, ast.AsyncWith)
 _SCOPES = (*FUNCTIONS, ast.Lambda, *COMPREHENSIONS)
 _DEEPEST = 8
 """Names that stand for one another, until a qualified name is given up."""
@@ -146,6 +150,63 @@ def reads_of(scope: ast.AST, name: str) -> Iterator[tuple[ast.Name, list[ast.AST
             yield node, around
         below = [*around, node]
         waiting += [(child, below) for child in ast.iter_child_nodes(node)]
+
+
+def bound_in_turn(scope: ast.AST, name: str) -> list[ast.stmt]:
+    """The statements that bind a variable of a function one after the other, in their order.
+
+    Empty where they stand in different blocks, as in branches, or bind it otherwise.
+    """
+    nodes = [
+        node
+        for node in ast.walk(scope)
+        if isinstance(node, (*BINDING, *LOOPING, *_WITH))
+        and any(isinstance(one, ast.Name) and one.id == name for one in _targets(node))
+    ]
+    for block in _blocks(scope):
+        own = [one for one in block if any(one is node for node in nodes)]
+        if own:
+            is_all = len(own) == len(nodes)
+            return own if is_all and all(isinstance(one, _ASSIGNING) for one in own) else []
+    return []
+
+
+def reads_of_binding(
+    scope: ast.AST, name: str, line: int
+) -> Iterator[tuple[ast.Name, list[ast.AST]]]:
+    """The reads of a variable of a function that see what it is bound to at a line.
+
+    Where statements of one block bind it, one after the other; else they are all of its reads.
+    """
+    bound = bound_in_turn(scope, name)
+    block = next((one for one in _blocks(scope) if bound and bound[0] in one), [])
+    numbers = {id(node): at for at, one in enumerate(block) for node in ast.walk(one)}
+    places = [numbers[id(one)] for one in bound]
+    own = next((numbers[id(one)] for one in bound if one.lineno == line), None)
+    # In a loop, and behind it, the last one is seen until the first has run again.
+    is_of_scope = block is getattr(scope, "body", None)
+    at_first = -1 if is_of_scope or not places else places[-1]
+    for read, around in reads_of(scope, name):
+        before = [one for one in places if one < numbers.get(id(read), -1)]
+        if own is None or (before[-1] if before else at_first) == own:
+            yield read, around
+
+
+def _targets(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of what an assignment, a loop or a ``with`` binds."""
+    targets = list(getattr(node, "targets", [getattr(node, "target", None)]))
+    targets += [item.optional_vars for item in getattr(node, "items", ())]
+    for target in targets:
+        yield from ast.walk(target) if target is not None else ()
+
+
+def _blocks(scope: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The bodies of a function, and of its loops, branches and the like."""
+    for node in ast.walk(scope):
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if isinstance(block, list):
+                yield block
 
 
 def nodes_around(statement: ast.AST, wanted: ast.AST) -> list[ast.AST]:

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from memprof.source_code.call_sites import handed_over
 from memprof.source_code.program import (
     LOOPS,
     Place,
@@ -14,7 +15,7 @@ from memprof.source_code.program import (
     called_name,
     calls_in,
 )
-from memprof.source_code.values import values_of
+from memprof.source_code.values import last_binding, returned_by, values_of
 from memprof.source_code.verbs import CONVERTING, COPYING, JOINING, SAME_VALUES
 
 __all__ = ["CopiedWindows", "copied_windows"]
@@ -28,6 +29,8 @@ _UNCHANGED = (
     | {"FloatTensor", "Tensor", "array", "astype", "detach", "numpy", "t"}
 )
 """Calls after which a window is still there, value by value: of a mean of it nothing is twice."""
+_OF_LISTS = frozenset(("FloatTensor", "Tensor", "array", "as_tensor", "asarray", "tensor"))
+"""Calls that join what a list holds, as they would convert an array."""
 _COPYING = ("clone", "contiguous", "reshape")
 _OF_UNFOLD = 3
 """Arguments of a tensor's `unfold`."""
@@ -67,6 +70,8 @@ class _Part:
     """What the loop changes."""
     step: ast.expr | None
     """By how much, where it counts; None where it goes through something else."""
+    place: Place | None = None
+    """Of a generator of the file: where it yields that."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,20 +84,85 @@ class _Slice:
 
 
 def copied_windows(place: Place) -> CopiedWindows | None:
-    """``torch.stack([x[i : i + n] for i in …])``, also by way of a list that a loop fills."""
-    for call in calls_in(place.statement):
-        if called_name(call) not in JOINING or not call.args:
-            continue
-        for part in _items(place, call.args[0]):
-            window = _window_of(place, part)
-            overlaps = _overlaps(place, window, part) if window is not None else False
+    """``torch.stack([x[i : i + n] for i in …])``, also by way of a list that a loop fills.
+
+    Or ``torch.tensor(x)`` of what NumPy joins of such a list, there or before.
+    """
+    for at, call, is_array in _joining(place):
+        for part in _items(at, call.args[0]):
+            within = part.place or at
+            window = _window_of(within, part)
+            overlaps = _overlaps(within, window, part) if window is not None else False
             if window is not None and overlaps is not False:
                 return CopiedWindows(
                     ast.unparse(window.sequence),
                     overlaps is True,
-                    bool(calls_in(part.value, *_CONVERTING)),
+                    is_array or bool(calls_in(part.value, *_CONVERTING)),
                 )
     return _copied_view(place) or _of_index_table(place)
+
+
+def _joining(place: Place) -> Iterator[tuple[Place, ast.Call, bool]]:
+    """Calls that join a list in a statement, or before it what it makes a tensor of.
+
+    Each with its statement, and whether what is joined are parts of an array.
+    """
+    for call in calls_in(place.statement):
+        name, is_converting = called_name(call), called_name(call) in _OF_LISTS | _CONVERTING
+        if not call.args or not (is_converting or name in JOINING):
+            continue
+        yield place, call, is_converting
+        for at, value in _origins(place, call.args[0]) if is_converting else ():
+            if called_name(value) in JOINING | _OF_LISTS and value.args:
+                yield at, value, True
+
+
+def _origins(place: Place, value: ast.expr, depth: int = 0) -> Iterator[tuple[Place, ast.Call]]:
+    """Calls that an array comes from, value by value, each with its statement.
+
+    Through variables, parameters and functions of the file, also one of several results.
+    """
+    if depth > _DEEPEST:
+        return
+    if isinstance(value, ast.Call):
+        yield place, value
+        if called_name(value) in _UNCHANGED:
+            of = [value.func.value] if isinstance(value.func, ast.Attribute) else []
+            for one in [*value.args[:1], *of]:
+                yield from _origins(place, one, depth + 1)
+        for at, returned in returned_by(place, value):
+            yield from _origins(at, returned, depth + 1)
+    elif isinstance(value, ast.Name):
+        bound = last_binding(place, value)
+        handed = handed_over(place, value, [place.program]) if bound is None else None
+        if handed is not None:
+            yield from _origins(*handed, depth + 1)
+        elif bound is not None:
+            yield from _origins_of_bound(bound, value.id, depth)
+    elif isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Constant):
+        yield from _origins_of_result(place, value.value, value.slice.value, depth)
+
+
+def _origins_of_bound(place: Place, name: str, depth: int) -> Iterator[tuple[Place, ast.Call]]:
+    """The same of what a statement binds to a variable: one of several results, too."""
+    for target, value in assigned(place.statement):
+        if not isinstance(target, ast.Name) or target.id != name or value is None:
+            continue
+        at = [isinstance(one, ast.Name) and one.id == name for one in bound_names(place.statement)]
+        if len(at) == 1 or not isinstance(value, ast.Call):
+            yield from _origins(place, value, depth + 1)
+            continue
+        yield from _origins_of_result(place, value, at.index(True), depth)
+
+
+def _origins_of_result(
+    place: Place, call: ast.expr, at: object, depth: int
+) -> Iterator[tuple[Place, ast.Call]]:
+    """The same of one of the results of a function of the file."""
+    for within, returned in returned_by(place, call):
+        results = returned.elts if isinstance(returned, ast.Tuple) else []
+        if isinstance(at, int) and 0 <= at < len(results):
+            yield from _origins(within, results[at], depth + 1)
 
 
 def _of_index_table(place: Place) -> CopiedWindows | None:
@@ -228,10 +298,21 @@ def _items(place: Place, held: ast.expr, depth: int = 0) -> Iterator[_Part]:
                 taken = _taken(held.elt, generator.target, item.value)
                 if taken is not None:
                     yield replace(item, value=taken)
-    elif isinstance(held, ast.Call) and called_name(held) in ("list", "tuple") and held.args:
+    elif isinstance(held, ast.Call) and called_name(held) in _PASSING and held.args:
         yield from _items(place, held.args[0], depth + 1)
+    elif isinstance(held, ast.Call):
+        yield from _yielded(place, held)
     elif isinstance(held, (ast.Name, ast.Attribute)):
         yield from _items_of_name(place, held, depth)
+
+
+def _yielded(place: Place, call: ast.Call) -> Iterator[_Part]:
+    """What a generator of the file yields, in a loop of its own."""
+    functions = place.program.functions(called_name(call))
+    for node in ast.walk(functions[0]) if len(functions) == 1 else ():
+        at = place.program.place(node) if isinstance(node, ast.Yield) else None
+        if at is not None and at.loop is not None and isinstance(node, ast.Yield) and node.value:
+            yield replace(_part_of_loop(node.value, at.loop), place=at)
 
 
 def _items_of_name(place: Place, held: ast.expr, depth: int) -> Iterator[_Part]:
@@ -247,6 +328,18 @@ def _items_of_name(place: Place, held: ast.expr, depth: int) -> Iterator[_Part]:
                 of = call.func.value if isinstance(call.func, ast.Attribute) else None
                 if of is not None and ast.unparse(of) == text and call.args:
                     yield _part_of_loop(call.args[0], node)
+                    yield from _parts_of_items(place, call.args[0], node, depth)
+
+
+def _parts_of_items(
+    place: Place, value: ast.expr, loop: ast.For | ast.AsyncFor | ast.While, depth: int
+) -> Iterator[_Part]:
+    """What a loop takes of the items that it goes through, where it puts that into a list."""
+    if not isinstance(loop, ast.While):
+        for item in _items(place, loop.iter, depth + 1):
+            taken = _taken(value, loop.target, item.value)
+            if taken is not None:
+                yield replace(item, value=taken)
 
 
 def _unzipped(place: Place, node: ast.AST, text: str, depth: int) -> Iterator[_Part]:
@@ -305,7 +398,7 @@ def _part_of_loop(value: ast.expr, loop: ast.For | ast.AsyncFor | ast.While) -> 
 
 def _window_of(place: Place, part: _Part) -> _Slice | None:
     """The slice that a part is, both of whose ends move with the loop's variable."""
-    for node in _unchanged(part.value):
+    for node in _unchanged(place, part.value):
         if isinstance(node, ast.Call):
             start, length = node.args[1:]
             moves = part.variables & _names(start) and not part.variables & _names(length)
@@ -323,11 +416,19 @@ def _window_of(place: Place, part: _Part) -> _Slice | None:
     return None
 
 
-def _unchanged(value: ast.expr) -> Iterator[ast.Subscript | ast.Call]:
+def _unchanged(place: Place, value: ast.expr, depth: int = 0) -> Iterator[ast.Subscript | ast.Call]:
     """The slices that an expression is, also scaled, converted or in another shape.
 
-    Or calls of a tensor's `narrow`, with its dimension, start and length.
+    Or calls of a tensor's `narrow`, with its dimension, start and length. A variable is what it is
+    bound to, where that is one thing.
     """
+    if depth > _DEEPEST:
+        return
+    if isinstance(value, ast.Name):
+        meant = _meanings(place, value)[-1]
+        is_followed = isinstance(meant, (ast.Subscript, ast.Call, ast.BinOp))
+        yield from _unchanged(place, meant, depth + 1) if is_followed else ()
+        return
     if isinstance(value, ast.Subscript):
         yield value
     if isinstance(value, ast.Call) and called_name(value) == _NARROW:
@@ -346,7 +447,7 @@ def _unchanged(value: ast.expr) -> Iterator[ast.Subscript | ast.Call]:
     elif isinstance(value, ast.UnaryOp):
         inner = [value.operand]
     for one in inner:
-        yield from _unchanged(one)
+        yield from _unchanged(place, one, depth)
 
 
 def _meanings(place: Place, value: ast.expr) -> list[ast.expr]:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import ast
 import copy
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from memprof.source_code.idioms import keyword
-from memprof.source_code.program import Place, assigned, called_name, calls_in, loaded_names
+from memprof.source_code.program import (
+    FUNCTIONS,
+    Place,
+    assigned,
+    called_name,
+    calls_in,
+    loaded_names,
+)
+from memprof.source_code.scopes import parameters
 
 __all__ = ["WrittenOut", "written_out"]
 
@@ -92,8 +101,10 @@ class _AsOperators(ast.NodeTransformer):
 
 @lru_cache(maxsize=256)
 def _all_in(scope: ast.AST) -> tuple[WrittenOut, ...]:
-    if calls_in(scope, *_OPERATORS):  # of a copy: others read the file's own tree
+    rebound = _bound_in_turn(scope)
+    if calls_in(scope, *_OPERATORS) or rebound:  # of a copy: others read the file's own tree
         scope = _AsOperators().visit(copy.deepcopy(scope))
+        _number_bindings(scope, rebound)
     names = _bound_once(scope)
     inside: set[int] = set()
     results = []
@@ -105,6 +116,43 @@ def _all_in(scope: ast.AST) -> tuple[WrittenOut, ...]:
             inside |= {id(part) for step in result.steps for part in ast.walk(step)}
             results.append(result)
     return tuple(results)
+
+
+def _bound_in_turn(scope: ast.AST) -> set[str]:
+    """Variables that statements of a function's own body bind one after the other, and none else.
+
+    So that each read sees what the last statement before it binds: ``x = x.div(2).erf()``.
+    """
+    own, others = Counter[str](), set[str]()
+    for statement in getattr(scope, "body", []):
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        is_plain = isinstance(target, ast.Name) and len(statement.targets) == 1
+        is_inside = False
+        for node in ast.walk(statement):
+            is_inside |= isinstance(node, (*FUNCTIONS, ast.Lambda, ast.ClassDef))
+            if isinstance(node, (ast.Global, ast.Nonlocal)):
+                others.update(node.names)
+            if not isinstance(node, ast.Name) or (node is target and is_plain):
+                continue
+            if is_inside or not isinstance(node.ctx, ast.Load):
+                others.add(node.id)
+        if is_plain:
+            own[target.id] += 1  # type: ignore[union-attr]
+    given = set(parameters(scope))
+    return {name for name, times in own.items() if times > 1 or name in given} - others
+
+
+def _number_bindings(scope: ast.AST, names: set[str]) -> None:
+    """Give variables another name with each statement that binds them, and their reads as well."""
+    now: dict[str, str] = {}
+    for number, statement in enumerate(getattr(scope, "body", [])):
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and node is not target:
+                node.id = now.get(node.id, node.id)
+        if isinstance(target, ast.Name) and target.id in names:
+            now[target.id] = f"{target.id}@{number}"
+            target.id = now[target.id]
 
 
 def _bound_once(scope: ast.AST) -> dict[str, tuple[ast.expr, ast.stmt]]:

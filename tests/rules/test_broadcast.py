@@ -36,6 +36,23 @@ def test_the_table_has_as_many_rows_as_columns(tmp_path):
     assert found.remedies[0].fix == "reshape"
 
 
+def accuracy():
+    """As many bytes as a table of truth values of twice the side, of numbers of half the width."""
+
+    def step(number):
+        guesses, labels = torch.randint(9, (1024, 1)), torch.randint(9, (1024,))
+        return (guesses == labels).float().mean().item()
+
+    return step
+
+
+def test_truth_values_that_are_made_numbers_take_four_bytes_each(tmp_path):
+    found = next(
+        one for one in findings_of(accuracy, tmp_path / "run.json") if one.rule == "broadcast"
+    )
+    assert (found.match.side, found.remedies[0].fix) == (1024, "reshape")
+
+
 def steps_by_hand():
     """A weight of n × n is moved along its gradient, beside two vectors of n values."""
     weight = torch.nn.Parameter(torch.randn(1024, 1024))

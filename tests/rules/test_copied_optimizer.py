@@ -87,6 +87,68 @@ def model_alone():
     return learned(Agent(), lambda agent: Model(agent.net))
 
 
+class SelfCopying(Agent):
+    def snapshot(self):
+        return copy.deepcopy(self)
+
+
+def now_and_then():
+    """The copy is made anew every few steps, and called until the next."""
+    agent = SelfCopying()
+    for _ in range(2):
+        agent.fit(torch.rand(8, WIDTH), torch.rand(8, WIDTH))
+    holder, emptied = {"old": agent.snapshot()}, []
+
+    def step(number):
+        batch = torch.rand(8, WIDTH)
+        agent.optimizer.zero_grad()
+        if number % 6 == 5:
+            emptied.append(holder["old"].net)  # a later model is then no object at its address
+            for one in holder["old"].net.parameters():
+                one.data = torch.empty(0)
+            holder["old"] = None
+            holder["old"] = agent.snapshot()
+        with torch.no_grad():
+            wanted = holder["old"].net(batch)
+        agent.fit(batch, wanted)
+
+    return step
+
+
+def pool_of_opponents():
+    """Each copy stays, and now one and now another is called."""
+    agent = Agent()
+    for _ in range(2):
+        agent.fit(torch.rand(8, WIDTH), torch.rand(8, WIDTH))
+    pool = []
+
+    def step(number):
+        batch = torch.rand(8, WIDTH)
+        agent.optimizer.zero_grad()
+        if number < 9 and number % 3 == 0:
+            pool.append(copy.deepcopy(agent))
+        with torch.no_grad():
+            wanted = pool[number % len(pool)].net(batch)
+        agent.fit(batch, wanted)
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("program", "copies", "code"),
+    [
+        (now_and_then, 1, "return copy.deepcopy(self)"),
+        (pool_of_opponents, 3, "pool.append(copy.deepcopy(agent))"),
+    ],
+)
+def test_copies_that_are_made_again_have_states_each(program, copies, code, tmp_path):
+    found = findings_of(program, tmp_path / "run.json", 24)
+    (one,) = [one for one in found if one.rule == "copied-optimizer"]
+    (first,) = one.remedies
+    assert (one.minor, one.bytes) == (False, copies * STATES)
+    assert (first.fix, first.code) == ("copy_model", code)
+
+
 def test_the_states_are_told_and_the_statement_that_copies(tmp_path):
     found = findings_of(fires, tmp_path / "run.json")[0]
     (first,) = found.remedies

@@ -335,3 +335,103 @@ def test_a_view_of_which_all_is_computed_is_a_copy_too(tmp_path):
     assert (found.rule, found.bytes) == ("copied-windows", len(STARTS) * SIZE * 4)
     assert first.code == "self.windows = (windows - series.mean()) / series.std()"
     assert "compute that of `series` before, or of each batch" in first.why
+
+
+def by_a_name():
+    """Each window and each target has a name before it goes into its list."""
+    signal, xs, ys = torch.rand(VALUES // 8), [], []
+    for i in range(len(signal) - SIZE - 1):
+        x = signal[i : (i + SIZE)]
+        y = signal[i + SIZE]
+        xs.append(x)
+        ys.append(y)
+    step = trained_on(torch.stack(xs))
+    return lambda number: (step(number), ys[0])
+
+
+def split_sequence(sequence, size):
+    parts, targets = [], []
+    for i in range(len(sequence)):
+        end = i + size
+        if end > len(sequence) - 1:
+            break
+        part, target = sequence[i:end], sequence[end]
+        parts.append(part)
+        targets.append(target)
+    return np.array(parts), np.array(targets)
+
+
+def joined_by_numpy():
+    """A function of arrays, as it is in most tutorials; its result is made a tensor elsewhere."""
+    series = np.random.default_rng(0).random(VALUES // 8, dtype=np.float32)
+    parts, _ = split_sequence(series, SIZE)
+    parts = torch.tensor(parts, dtype=torch.float32)
+    return trained_on(parts)
+
+
+class OfArrays:
+    def __init__(self, parts):
+        self.parts = torch.FloatTensor(parts)
+
+
+def given_to_a_data_set():
+    series = np.random.default_rng(0).random(VALUES // 8, dtype=np.float32)
+    return trained_on(OfArrays(split_sequence(series, SIZE)[0]).parts)
+
+
+def sliding(sequence, size):
+    for start in range(len(sequence) - size):
+        yield sequence[start : start + size], sequence[start + size]
+
+
+def by_a_generator():
+    signal, parts, targets = torch.rand(VALUES // 8), [], []
+    for part, target in sliding(signal, SIZE):
+        parts.append(part)
+        targets.append(target)
+    step = trained_on(torch.stack(parts))
+    return lambda number: (step(number), targets[0])
+
+
+def blocks(sequence, size):
+    for start in range(0, len(sequence), size):
+        yield sequence[start : start + size]
+
+
+def blocks_by_a_generator():
+    """Each begins where the one before it ends."""
+    return trained_on(torch.stack(list(blocks(torch.rand(VALUES * 4), SIZE))))
+
+
+def means_joined_by_numpy():
+    """Of each window one value is left, repeated."""
+    series = np.random.default_rng(0).random(VALUES // 8, dtype=np.float32)
+    means = []
+    for i in range(len(series) - SIZE):
+        mean = np.full(SIZE, series[i : i + SIZE].mean(), dtype=np.float32)
+        means.append(mean)
+    return trained_on(torch.tensor(np.array(means)))
+
+
+@pytest.mark.parametrize(
+    ("program", "size", "sequence"),
+    [
+        (by_a_name, VALUES // 8 - SIZE - 1, "signal"),
+        (by_a_generator, VALUES // 8 - SIZE, "sequence"),
+        (joined_by_numpy, VALUES // 8 - SIZE, "torch.as_tensor(sequence)"),
+        (given_to_a_data_set, VALUES // 8 - SIZE, "torch.as_tensor(sequence)"),
+    ],
+)
+def test_a_window_may_have_a_name_and_a_function_of_arrays_may_join_them(
+    program, size, sequence, tmp_path
+):
+    found = findings_of(program, tmp_path / "run.json")[0]
+    (first,) = found.remedies
+    assert (found.rule, found.minor, first.fix) == ("copied-windows", False, "unfold")
+    assert found.bytes == size * SIZE * 4
+    assert first.why.startswith(f"`{sequence}.unfold(0, size, step)` shows the same windows")
+
+
+@pytest.mark.parametrize("program", [means_joined_by_numpy, blocks_by_a_generator])
+def test_what_is_computed_of_a_window_and_blocks_side_by_side_are_none(program, tmp_path):
+    assert "copied-windows" not in names(program, tmp_path / "run.json")

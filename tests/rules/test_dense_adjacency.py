@@ -124,6 +124,66 @@ def looks_alike():
     return step
 
 
+class Bipartite(nn.Module):
+    """Users come first, and items behind them; a loop fills the matrix pair by pair."""
+
+    def __init__(self, pairs, users=NODES // 2):
+        super().__init__()
+        matrix = torch.zeros(NODES, NODES)
+        for user, item in pairs.tolist():
+            matrix[user, users + item] = 1.0
+            matrix[users + item, user] = 1.0
+        matrix.div_(matrix.sum(1, keepdim=True).clamp(min=1))
+        self.register_buffer("graph", matrix)
+        self.embedding = nn.Parameter(torch.rand(NODES, CHANNELS))
+
+    def forward(self):
+        return self.graph.matmul(self.embedding)
+
+
+def of_users_and_items():
+    model = Bipartite(torch.randint(NODES // 2, (EDGES, 2)))
+
+    def step(number):
+        model().square().mean().backward()
+        model.zero_grad()
+
+    return step
+
+
+def by_columns():
+    model, x = Layer(), torch.rand(NODES, CHANNELS)
+    edges = torch.randint(NODES, (EDGES, 2))
+    adj = torch.zeros(NODES, NODES)
+    adj[edges[:, 0], edges[:, 1]] = 1.0
+
+    def step(number):
+        model(x, adj).square().mean().backward()
+        model.zero_grad()
+        return edges[0, 0]
+
+    return step
+
+
+def distances(count=NODES):
+    """Every place behind the diagonal is filled, and the diagonal is not."""
+    matrix = torch.zeros(count, count)
+    for row in range(count - 1):
+        others = torch.arange(count - 1 - row)
+        matrix[row, row + 1 + others] = 1.0 / (1 + others)
+    return matrix
+
+
+def of_distances():
+    model, x, matrix = Layer(), torch.rand(NODES, CHANNELS), distances()
+
+    def step(number):
+        model(x, matrix).square().mean().backward()
+        model.zero_grad()
+
+    return step
+
+
 def of_most_pairs():
     """As many indices as the matrix has entries: they take more than it."""
     return fires(NODES * NODES // 2)
@@ -155,7 +215,18 @@ def test_few_edges_in_a_buffer_are_told_from_many(tmp_path):
     assert "dense-adjacency" in names(stored, tmp_path / "run.json")
 
 
-@pytest.mark.parametrize("program", [of_most_pairs, of_most_pairs_in_a_buffer, small])
+@pytest.mark.parametrize(("program", "name"), [(of_users_and_items, "matrix"), (by_columns, "adj")])
+def test_indices_may_be_columns_or_lie_behind_others(program, name, tmp_path):
+    found = findings_of(program, tmp_path / "run.json")[0]
+    (first,) = found.remedies
+    assert (found.rule, found.minor, first.fix) == ("dense-adjacency", False, "sparse_matrix")
+    assert found.title.endswith(
+        f"are the matrix `{name}`, zero but for its edges, and only multiplied"
+    )
+    assert found.bytes == NODES * NODES * 4
+
+
+@pytest.mark.parametrize("program", [of_most_pairs, of_most_pairs_in_a_buffer, of_distances, small])
 def test_nothing_is_said_of_what_sparse_would_not_be_smaller_or_matters_little(program, tmp_path):
     assert "dense-adjacency" not in names(program, tmp_path / "run.json")
 

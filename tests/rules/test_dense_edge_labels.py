@@ -82,3 +82,34 @@ def test_edges_and_samples_are_to_be_scored(tmp_path):
 @pytest.mark.parametrize("program", [of_most_pairs, small])
 def test_nothing_is_said_where_most_pairs_are_edges_or_it_matters_little(program, tmp_path):
     assert "dense-edge-labels" not in names(program, tmp_path / "run.json")
+
+
+class Reconstruction:
+    """Columns are the indices of the labels, and both matrices are made flat for the loss."""
+
+    def __init__(self):
+        edges = torch.randint(NODES, (EDGES, 2))
+        self.adjacency = torch.zeros(NODES, NODES)
+        self.adjacency[edges[:, 0], edges[:, 1]] = 1
+        self.encoder, self.x = Encoder(), torch.rand(NODES, CHANNELS)
+        self.criterion = nn.BCEWithLogitsLoss()
+
+    def scores(self):
+        z = self.encoder(self.x)
+        return torch.einsum("id,jd->ij", z, z)
+
+    def step(self, number):
+        self.criterion(self.scores().view(-1), self.adjacency.view(-1)).backward()
+        self.encoder.zero_grad()
+
+
+def of_columns():
+    return Reconstruction().step
+
+
+def test_an_einsum_of_one_with_itself_scores_all_pairs(tmp_path):
+    found = findings_of(of_columns, tmp_path / "run.json")[0]
+    (first,) = found.remedies
+    assert (found.rule, found.minor, first.fix) == ("dense-edge-labels", False, "sampled_pairs")
+    assert found.bytes % MATRIX == 0
+    assert first.saves_bytes >= 0.8 * found.bytes

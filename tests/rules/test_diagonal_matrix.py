@@ -106,3 +106,70 @@ def test_the_matrix_is_told(program, tmp_path):
 
 def test_a_matrix_that_is_also_added_to_is_left_alone(tmp_path):
     assert "diagonal-matrix" not in names(looks_alike, tmp_path / "run.json")
+
+
+def of_degrees():
+    """An adjacency matrix as large is scaled from both sides."""
+
+    def step(number):
+        adj = torch.rand(WIDTH, WIDTH)
+        degrees = torch.diag(adj.sum(1).pow(-0.5))
+        return torch.mm(torch.mm(degrees, adj), degrees).sum().item()
+
+    return step
+
+
+class Whitening:
+    """A method returns the matrix."""
+
+    def __init__(self):
+        self.var = torch.rand(WIDTH) + 1
+
+    def matrix(self):
+        return torch.eye(len(self.var)) * self.var.rsqrt()
+
+    def scale(self, x):
+        return x @ self.matrix()
+
+
+def by_method():
+    whitening = Whitening()
+
+    def step(number):
+        return whitening.scale(torch.rand(ROWS, WIDTH)).sum().item()
+
+    return step
+
+
+def noise_of(width):
+    return torch.diag(torch.rand(width))
+
+
+def returned_to_be_added():
+    """A function returns it, to a product and to a sum."""
+
+    def step(number):
+        x = torch.rand(ROWS, WIDTH)
+        added = noise_of(WIDTH) + 0.1
+        return (x @ noise_of(WIDTH)).sum().item() + added.sum().item()
+
+    return step
+
+
+def test_one_of_several_as_large_is_told(tmp_path):
+    (found,) = [one for one in findings_of(of_degrees, tmp_path / "run.json") if not one.minor]
+    (first,) = found.remedies
+    assert (found.rule, found.bytes) == ("diagonal-matrix", WIDTH * WIDTH * 4)
+    assert first.code == "degrees = torch.diag(adj.sum(1).pow(-0.5))"
+    assert first.saves_bytes == WIDTH * WIDTH * 4
+
+
+def test_what_a_method_returns_is_what_its_calls_are(tmp_path):
+    found, *_ = findings_of(by_method, tmp_path / "run.json")
+    (first,) = found.remedies
+    assert (found.rule, found.minor) == ("diagonal-matrix", False)
+    assert (first.fix, first.code) == (
+        "multiply_by_vector",
+        "return torch.eye(len(self.var)) * self.var.rsqrt()",
+    )
+    assert "diagonal-matrix" not in names(returned_to_be_added, tmp_path / "added.json")

@@ -138,7 +138,65 @@ def test_the_passes_at_the_end_are_as_those_before_them(tmp_path):
     assert found.remedies[0].saves_bytes >= 3 * ROWS * WIDTH * 4
 
 
-@pytest.mark.parametrize("program", [detaches, learns_its_input])
+class AfterReal(Adversaries):
+    """The critic sees real samples first, and then those that are made: as most do it."""
+
+    def train_critic(self, *, detaches=False):
+        real = self.critic(torch.randn(ROWS, WIDTH)).mean()
+        made = self.generator(torch.randn(ROWS, WIDTH))
+        loss = self.critic(made.detach() if detaches else made).mean() - real
+        self.of_critic.zero_grad()
+        loss.backward()
+        self.of_critic.step()
+
+
+class InOneLine(Adversaries):
+    def train_critic(self, *, detaches=False):
+        loss = self.critic(self.generator(torch.randn(ROWS, WIDTH))).mean()
+        self.of_critic.zero_grad()
+        loss.backward()
+        self.of_critic.step()
+
+
+def trains(kind, *, detaches=False):
+    def program():
+        both = kind()
+
+        def step(number):
+            both.train_critic(detaches=detaches)
+            both.train_generator()
+
+        return step
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("kind", "fixes", "code"),
+    [
+        (AfterReal, ["no_grad", "detach"], "made = self.generator(torch.randn(ROWS, WIDTH))"),
+        (
+            InOneLine,
+            ["detach"],
+            "loss = self.critic(self.generator(torch.randn(ROWS, WIDTH))).mean()",
+        ),
+    ],
+)
+def test_a_critic_may_run_before_and_in_the_line_that_calls_the_generator(
+    kind, fixes, code, tmp_path
+):
+    (found,) = [
+        one
+        for one in findings_of(trains(kind), tmp_path / "run.json")
+        if one.rule == "discarded-gradients"
+    ]
+    assert not found.minor
+    assert [one.fix for one in found.remedies] == fixes
+    assert {one.code for one in found.remedies} == {code}
+    assert found.remedies[0].saves_bytes >= 3 * ROWS * WIDTH * 4
+
+
+@pytest.mark.parametrize("program", [detaches, learns_its_input, trains(AfterReal, detaches=True)])
 def test_a_graph_that_serves_what_is_trained_is_none_for_nothing(program, tmp_path):
     assert "discarded-gradients" not in names(program, tmp_path / "run.json")
 

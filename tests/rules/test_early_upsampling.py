@@ -53,6 +53,60 @@ class ReadTwice(Head):
         return labels + wide.mean(1, keepdim=True)
 
 
+def narrowing(channels, classes):
+    return nn.Conv2d(channels, classes, (1, 1))
+
+
+def looking_around(channels, classes):
+    return nn.Conv2d(channels, classes, (1, 3), padding=(0, 1))
+
+
+class MadeByFunction(Head):
+    """A function makes the layer, whose kernel has a size for each dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.enlarge = nn.UpsamplingBilinear2d(scale_factor=4)
+        self.labels = narrowing(CHANNELS, CLASSES)
+
+    def forward(self, image):
+        wide = self.body(image)
+        wide = self.enlarge(wide)
+        return self.labels(wide)
+
+
+class Named(Head):
+    """The layers of several tasks are in a dict of modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.tasks = nn.ModuleDict(
+            {
+                "depth": nn.Conv2d(CHANNELS, 1, 3, padding=1),
+                "labels": nn.Conv2d(CHANNELS, CLASSES, kernel_size=1),
+            }
+        )
+
+    def forward(self, image):
+        wide = F.interpolate(self.body(image), size=image.shape[-2:], mode="bilinear")
+        return self.tasks["labels"](wide)
+
+
+class OfNeighboursByName(Named):
+    def forward(self, image):
+        wide = F.interpolate(self.body(image), size=image.shape[-2:], mode="bilinear")
+        return self.tasks["depth"](wide)
+
+
+class OfNeighboursByFunction(MadeByFunction):
+    def __init__(self):
+        super().__init__()
+        self.beside = looking_around(CHANNELS, CLASSES)
+
+    def forward(self, image):
+        return self.beside(self.enlarge(self.body(image)))
+
+
 class OfPlaces(Head):
     """A linear layer is given each place's features."""
 
@@ -100,7 +154,7 @@ def enlarged_first(program, path):
     return [one for one in findings_of(program, path) if one.rule == "early-upsampling"]
 
 
-@pytest.mark.parametrize("head", [Enlarging, ByModules, OfPlaces])
+@pytest.mark.parametrize("head", [Enlarging, ByModules, MadeByFunction, OfPlaces])
 def test_the_layer_is_to_come_first_and_what_it_saves(head, tmp_path):
     (one,) = enlarged_first(training(head), tmp_path / "run.json")
     (first,) = one.remedies
@@ -112,6 +166,19 @@ def test_the_layer_is_to_come_first_and_what_it_saves(head, tmp_path):
     assert first.saves_bytes == pytest.approx(saved, rel=0.1)
 
 
-@pytest.mark.parametrize("head", [Narrowing, OfNeighbours, OfRows, ReadTwice])
+@pytest.mark.parametrize(
+    "head",
+    [
+        *(Narrowing, OfNeighbours, OfNeighboursByFunction, OfNeighboursByName, OfRows, ReadTwice),
+    ],
+)
 def test_features_that_are_needed_are_left_alone(head, tmp_path):
     assert enlarged_first(training(head), tmp_path / "run.json") == []
+
+
+def test_a_layer_may_be_in_a_dict_of_modules(tmp_path):
+    (one,) = enlarged_first(training(Named), tmp_path / "run.json")
+    (first,) = one.remedies
+    assert one.title.endswith("are enlarged before `Named.tasks.labels` makes them narrow")
+    assert (one.minor, first.fix) == (False, "upsample_last")
+    assert one.bytes in (ENLARGED, 2 * ENLARGED)

@@ -104,6 +104,37 @@ class Narrowing(MessagePassing):
         return weight * self.lin(x_j)
 
 
+class OfSeveralLayers(Narrowing):
+    """Each of the layers takes a row by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Sequential(torch.nn.Linear(CHANNELS, NARROW), torch.nn.ReLU())
+
+    def forward(self, x, edges):
+        weight = torch.rand(edges.size(1), 1)
+        return self.propagate(edges, x=x, weight=weight)
+
+    def message(self, x_j, weight):
+        return weight * self.lin(x_j)
+
+
+class OfAllRows(Narrowing):
+    """What one of the layers makes of a row depends on how often the others are there."""
+
+    def __init__(self):
+        super().__init__()
+        norm = torch.nn.BatchNorm1d(NARROW)
+        self.lin = torch.nn.Sequential(torch.nn.Linear(CHANNELS, NARROW), norm)
+
+    def forward(self, x, edges):
+        weight = torch.rand(edges.size(1), 1)
+        return self.propagate(edges, x=x, weight=weight)
+
+    def message(self, x_j, weight):
+        return weight * self.lin(x_j)
+
+
 class OfWeightedRows(Narrowing):
     """The layer is given something of the edge, too."""
 
@@ -145,6 +176,14 @@ def keeps_width():
     return stepping(Narrowing(CHANNELS), torch.randint(NODES, (2, EDGES)))
 
 
+def of_several_layers():
+    return stepping(OfSeveralLayers(), torch.randint(NODES, (2, EDGES)))
+
+
+def of_all_rows():
+    return stepping(OfAllRows(), torch.randint(NODES, (2, EDGES)))
+
+
 def weights_first():
     return stepping(OfWeightedRows(), torch.randint(NODES, (2, EDGES)))
 
@@ -169,7 +208,15 @@ def test_one_that_makes_as_much_for_each_edge_goes_before_them_too(tmp_path):
     assert found.remedies[0].saves_bytes >= EDGES * CHANNELS * 4
 
 
-@pytest.mark.parametrize("program", [widens, weights_first, reads_twice])
+def test_several_layers_that_take_each_row_by_itself_go_before_them_together(tmp_path):
+    (found,) = messages(of_several_layers, tmp_path / "r.json")
+    (first,) = found.remedies
+    assert found.bytes == EDGES * CHANNELS * 4
+    assert found.title.endswith("gathered for each edge, which `self.lin` is given")
+    assert (first.fix, first.code) == ("transform_nodes", "return weight * self.lin(x_j)")
+
+
+@pytest.mark.parametrize("program", [widens, weights_first, reads_twice, of_all_rows])
 def test_features_that_are_needed_for_each_edge_are_left_alone(program, tmp_path):
     assert not messages(program, tmp_path / "r.json")
 

@@ -139,6 +139,38 @@ def features_of_fields():
     return of_fields(OfFeatures)
 
 
+class OfNamedFields(OfFields):
+    """A loop goes through named tables, and what a mask leaves takes the name of the rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleDict({one: nn.Embedding(ITEMS, WIDTH) for one in ("near", "far")})
+
+    def forward(self, fields):
+        parts, mask = [], torch.ones(USERS, HISTORY)
+        for (_, table), one in zip(self.tables.items(), fields, strict=True):
+            rows = table(one)
+            rows = rows * mask.unsqueeze(-1)
+            parts.append(rows.sum(dim=1) / mask.sum(dim=1, keepdim=True))
+        return self.head(torch.cat(parts, dim=1))
+
+
+class OfNamedFieldsReadLater(OfNamedFields):
+    """The last field's rows are read behind the loop."""
+
+    def forward(self, fields):
+        parts, mask = [], torch.ones(USERS, HISTORY)
+        for (_, table), one in zip(self.tables.items(), fields, strict=True):
+            rows = table(one)
+            rows = rows * mask.unsqueeze(-1)
+            parts.append(rows.sum(dim=1))
+        return self.head(torch.cat(parts, dim=1)) + rows.amax()
+
+
+def named_fields_are_read_later():
+    return of_fields(OfNamedFieldsReadLater)
+
+
 def sums_told(program, path):
     return [one for one in findings_of(program, path) if one.rule == "embedding-sums"]
 
@@ -162,7 +194,10 @@ def test_one_function_for_both_is_told_and_what_it_saves(program, read, mode, tm
 
 @pytest.mark.parametrize(
     "program",
-    [looks_alike, over_the_features, through_a_layer, rows_are_read, features_of_fields],
+    [
+        *(looks_alike, over_the_features, through_a_layer, rows_are_read, features_of_fields),
+        named_fields_are_read_later,
+    ],
 )
 def test_rows_that_are_needed_are_left_alone(program, tmp_path):
     assert sums_told(program, tmp_path / "run.json") == []
@@ -184,4 +219,12 @@ def test_tables_of_a_list_are_looked_up_one_by_one_and_summed_by_einsum(tmp_path
     assert one.title.endswith("of which only `torch.einsum('bnd->bd', rows)` is read")
     assert first.typed == 'nn.EmbeddingBag(…, mode="sum")'
     assert first.code.startswith("parts = [self.pooled(table(one))")
+    assert one.bytes == ROWS
+
+
+def test_rows_may_have_one_name_before_and_behind_a_mask(tmp_path):
+    (one,) = sums_told(lambda: of_fields(OfNamedFields), tmp_path / "run.json")
+    (first,) = one.remedies
+    assert one.title.endswith("of which only `rows.sum(dim=1)` is read")
+    assert (first.fix, first.code) == ("embedding_bag", "rows = table(one)")
     assert one.bytes == ROWS

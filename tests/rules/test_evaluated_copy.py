@@ -154,3 +154,99 @@ def test_a_copy_beside_which_the_model_is_trained_is_meant(tmp_path):
         return training_of_a_class(held_to_what_it_was)
 
     assert "evaluated-copy" not in names(program, tmp_path / "run.json")
+
+
+@torch.no_grad()
+def evaluated(net, x):
+    net.eval()
+    return net(x).square().mean().item()
+
+
+def score_of_a_copy_handed_on(model, x):
+    return evaluated(copy.deepcopy(model), x)
+
+
+def score_by_a_second_net(model, x):
+    """One of the same class loads the weights, and is handed on twice."""
+    net = Scored(WIDTH, WIDTH)
+    net.load_state_dict(model.state_dict())
+    return sum(evaluated(net, part) for part in x.split(1))
+
+
+def score_of_a_copy_that_is_tuned(model, x):
+    return tuned(copy.deepcopy(model), x)
+
+
+def tuned(net, x):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    net(x).square().mean().backward()
+    optimizer.step()
+    return net(x).mean().item()
+
+
+def trains_in_the_same_function():
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(number):
+        loss = model(torch.randn(2, WIDTH)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        snapshot = copy.deepcopy(model)
+        evaluated(snapshot, torch.randn(2, WIDTH))
+
+    return step
+
+
+def tried_out(net, x):
+    """What the model is after a step is compared with what it was: by the name of a parameter."""
+    before = copy.deepcopy(net)
+    tuned(net, x)
+    return evaluated(before, x) - evaluated(net, x)
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        (
+            lambda: training(score_of_a_copy_handed_on),
+            "return evaluated(copy.deepcopy(model), x)",
+        ),
+        (lambda: training_of_a_class(score_by_a_second_net), "net = Scored(WIDTH, WIDTH)"),
+        (trains_in_the_same_function, "snapshot = copy.deepcopy(model)"),
+    ],
+)
+def test_a_copy_may_be_handed_to_what_evaluates_it(program, code, tmp_path):
+    every = findings_of(program, tmp_path / "run.json")
+    found = next(one for one in every if one.rule == "evaluated-copy")
+    (only,) = found.remedies
+    assert (only.fix, only.code, only.typed) == ("evaluate_itself", code, "model.eval()")
+    assert 0 < only.saves_bytes <= 2 * (WIDTH * WIDTH + WIDTH) * 4
+
+
+def keeps_the_best():
+    """The copy may be one of an earlier turn, after which the model was trained on."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+
+    def step(number):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for turn in range(2):
+            loss = model(torch.randn(2, WIDTH)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if turn == 0:
+                best = copy.deepcopy(model)
+            evaluated(best, torch.randn(2, WIDTH))
+
+    return step
+
+
+def test_a_copy_of_an_earlier_turn_is_meant(tmp_path):
+    assert "evaluated-copy" not in names(keeps_the_best, tmp_path / "run.json")
+
+
+@pytest.mark.parametrize("evaluate", [score_of_a_copy_that_is_tuned, tried_out])
+def test_a_copy_that_is_trained_or_that_stays_as_the_model_was_is_meant(evaluate, tmp_path):
+    assert "evaluated-copy" not in names(lambda: training(evaluate), tmp_path / "run.json")

@@ -251,3 +251,179 @@ def test_modules_that_are_got_by_their_names_are_those_of_the_settings(tmp_path)
     found = findings_of(of_names, tmp_path / "run.json")[0]
     assert "`Named.stem_of_names`, which was to be frozen and is not" in found.title
     assert found.remedies[0].typed == "part.requires_grad_(False)"
+
+
+class ByKey(nn.Module):
+    """The modules are entries of a dict, and one is to be frozen by its key."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleDict({"body": layers(), "end": nn.Linear(WIDTH, 4)})
+        self.parts["body"].requires_grad = False
+
+    def forward(self, x):
+        return self.parts["end"](self.parts["body"](x))
+
+
+class ByChild(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last_one = layers(), nn.Linear(WIDTH, 4)
+
+    def freeze_children(self, but):
+        for name, part in self.named_children():
+            if name in but:
+                continue
+            part.requires_grad = False
+        return self
+
+    def forward(self, x):
+        return self.last_one(self.first(x))
+
+
+class ByWeight(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lower, self.upper = layers(), nn.Linear(WIDTH, 4)
+
+    def freeze_all_but(self, prefix):
+        for name, weight in self.named_parameters():
+            if not name.startswith(prefix):
+                weight.requires_grads = False
+        return self
+
+    def forward(self, x):
+        return self.upper(self.lower(x))
+
+
+def freeze_named(model, chosen):
+    for name, module in model.named_modules():
+        if any(part in name for part in chosen):
+            module.requires_grad = False
+
+
+class ByModule(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.beneath, self.above = layers(), nn.Linear(WIDTH, 4)
+
+    def forward(self, x):
+        return self.above(self.beneath(x))
+
+
+class ByNumber(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stack = nn.ModuleList([layers(), layers()])
+        self.outermost = nn.Linear(WIDTH, 4)
+        for number in range(2):
+            self.stack[number].requires_grad = False
+
+    def forward(self, x):
+        for layer in self.stack:
+            x = layer(x)
+        return self.outermost(x)
+
+
+class ByTuple(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows, self.columns = layers(), layers()
+        self.both = nn.Linear(WIDTH, 4)
+        for one in (self.rows, self.columns):
+            one.requires_grad = False
+
+    def forward(self, x):
+        return self.both(self.columns(self.rows(x)))
+
+
+class ByChain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inmost, self.middle = nn.Linear(WIDTH, 8, bias=False), nn.Linear(8, WIDTH)
+        self.deep = layers()
+        self.inmost.requires_grad = self.deep.requires_grad = False
+        self.outside = nn.Linear(WIDTH, 4)
+
+    def forward(self, x):
+        return self.outside(self.deep(self.middle(self.inmost(x))))
+
+
+def of_a_number():
+    return training(ByNumber())
+
+
+def of_a_tuple():
+    return training(ByTuple())
+
+
+def of_a_chain():
+    return training(ByChain())
+
+
+def of_a_key():
+    return training(ByKey())
+
+
+def of_children():
+    return training(ByChild().freeze_children({"last_one"}))
+
+
+def of_parameters_by_name():
+    return training(ByWeight().freeze_all_but("upper"))
+
+
+def of_modules_by_name():
+    model = ByModule()
+    freeze_named(model, chosen=["beneath"])
+    return training(model)
+
+
+@pytest.mark.parametrize(
+    ("program", "modules", "typed"),
+    [
+        (of_a_key, "`ByKey.parts.body`", "self.parts['body'].requires_grad_(False)"),
+        (of_a_number, "`ByNumber.stack`", "self.stack[number].requires_grad_(False)"),
+        (of_a_tuple, "`ByTuple.columns` and `ByTuple.rows`", "one.requires_grad_(False)"),
+        (of_children, "`ByChild.first`", "part.requires_grad_(False)"),
+        (of_parameters_by_name, "`ByWeight.lower`", "weight.requires_grad = False"),
+        (of_modules_by_name, "`ByModule.beneath`", "module.requires_grad_(False)"),
+    ],
+)
+def test_parts_are_chosen_by_their_names(program, modules, typed, tmp_path):
+    found = findings_of(program, tmp_path / "run.json")[0]
+    assert f"{modules}, which was to be frozen and is not" in found.title
+    assert found.rule == "frozen-by-attribute"
+    assert found.remedies[0].typed == typed
+
+
+def test_a_patch_leaves_out_no_other_target_of_the_statement(tmp_path):
+    first = findings_of(of_a_chain, tmp_path / "run.json")[0].remedies[0]
+    assert first.typed == "self.deep.requires_grad_(False)"
+    assert first.patch == ""
+
+
+class Sized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.large, self.small = layers(), nn.Linear(WIDTH, 4)
+
+    def forward(self, x):
+        return self.small(self.large(x))
+
+
+def freeze_small(model, most):
+    for name, module in model.named_children():
+        if name != "large" or sum(one.numel() for one in module.parameters()) < most:
+            module.requires_grad = False
+
+
+def of_an_unknown_condition():
+    model = Sized()
+    freeze_small(model, 5)
+    return training(model)
+
+
+def test_what_a_condition_lets_through_must_be_known(tmp_path):
+    found = names(of_an_unknown_condition, tmp_path / "run.json")
+    assert "frozen-by-attribute" not in found

@@ -145,6 +145,124 @@ class ByKeywords(Layer):
         return self.lin(torch.index_select(x, dim=0, index=src))
 
 
+class OfSeveralLayers(Layer):
+    """The linear layer is the first of several."""
+
+    def __init__(self):
+        super().__init__()
+        layers = nn.Linear(2 * CHANNELS, CHANNELS), nn.ReLU(), nn.Linear(CHANNELS, CHANNELS)
+        self.mlp = nn.Sequential(nn.Linear(2 * CHANNELS, CHANNELS), *layers[1:])
+
+    def messages(self, x, src, dst):
+        pairs = torch.cat([x[src], x[dst]], dim=1)
+        return self.mlp(pairs)
+
+
+class BoundAgain(Layer):
+    """What is made of the rows takes their name; the layer is turned weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(CHANNELS, CHANNELS) * 0.1)
+
+    def messages(self, x, src, dst):
+        ends = x.index_select(dim=0, index=src)
+        ends = torch.mm(ends, self.weight.t())
+        return ends * 0.5
+
+
+class OfRelations(Layer):
+    """A method is given the weights, of several."""
+
+    def __init__(self):
+        super().__init__()
+        kinds = ("near", "far")
+        made = {one: nn.Parameter(torch.randn(CHANNELS, CHANNELS) * 0.1) for one in kinds}
+        self.weights = nn.ParameterDict(made)
+
+    def of_relation(self, x, src, weight):
+        ends = x[src]
+        return torch.einsum("ed,dh->eh", ends, weight)
+
+    def messages(self, x, src, dst):
+        half = len(src) // 2
+        made = [
+            self.of_relation(x, part, self.weights[one])
+            for one, part in zip(("near", "far"), (src[:half], src[half:]), strict=True)
+        ]
+        return torch.cat(made)
+
+
+class OfOnesOwn(OfBothEnds):
+    """Its base class makes the layer."""
+
+    def messages(self, x, src, dst):
+        return self.lin(torch.cat([x[src], x[dst]], dim=-1)).tanh()
+
+
+class OfKeysAndValues(Layer):
+    """Two layers are given the same rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.key, self.value = (nn.Linear(CHANNELS, CHANNELS) for _ in range(2))
+
+    def messages(self, x, src, dst):
+        ends = x[src]
+        keys, values = self.key(ends), self.value(ends)
+        return keys.sigmoid() * values
+
+
+class OfListedLayers(Layer):
+    """A loop goes through a layer for each relation."""
+
+    def __init__(self):
+        super().__init__()
+        self.lins = nn.ModuleList([nn.Linear(CHANNELS, CHANNELS, bias=False) for _ in range(2)])
+
+    def messages(self, x, src, dst):
+        made = []
+        for lin, part in zip(self.lins, src.chunk(2), strict=True):
+            made.append(lin(x[part]))
+        return torch.cat(made)
+
+
+class OfListedNorms(OfListedLayers):
+    """What a loop goes through takes all rows together."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleList([nn.BatchNorm1d(CHANNELS), nn.BatchNorm1d(CHANNELS)])
+
+    def messages(self, x, src, dst):
+        made = []
+        for norm, part in zip(self.norms, src.chunk(2), strict=True):
+            made.append(norm(x[part]))
+        return torch.cat(made)
+
+
+class WeighedByEachOther(OfRelations):
+    """What the method is given is no parameter, once."""
+
+    def of_one(self, x, src, weights):
+        ends = x[src]
+        return torch.einsum("ed,dh->eh", ends, weights)
+
+    def messages(self, x, src, dst):
+        weights = x.T @ x / len(x)
+        return self.of_one(x, src, weights) + self.of_one(x, dst, self.weights["far"])
+
+
+class ReadBefore(BoundAgain):
+    """The rows are read besides, before their name is taken."""
+
+    def messages(self, x, src, dst):
+        ends = x.index_select(dim=0, index=src)
+        norm = ends.norm(dim=-1, keepdim=True)
+        ends = torch.mm(ends, self.weight.t())
+        return ends / norm
+
+
 class ScoredFirst(Scored):
     def messages(self, x, src, dst):
         of_src, of_dst = x @ self.att[:CHANNELS], x @ self.att[CHANNELS:]
@@ -288,8 +406,50 @@ def test_a_product_may_be_a_call(kind, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("kind", "nbytes", "by", "code"),
+    [
+        (OfSeveralLayers, 6 * EDGES * CHANNELS * 4, "self.mlp[0]", "return self.mlp(pairs)"),
+        (
+            BoundAgain,
+            3 * EDGES * CHANNELS * 4,
+            "self.weight.t()",
+            "ends = torch.mm(ends, self.weight.t())",
+        ),
+        (
+            OfRelations,
+            3 * EDGES * CHANNELS * 4,
+            "weight",
+            'return torch.einsum("ed,dh->eh", ends, weight)',
+        ),
+        (
+            OfKeysAndValues,
+            3 * EDGES * CHANNELS * 4,
+            "self.key",
+            "keys, values = self.key(ends), self.value(ends)",
+        ),
+        (OfListedLayers, 3 * EDGES * CHANNELS * 4, "lin", "made.append(lin(x[part]))"),
+        (
+            OfOnesOwn,
+            6 * EDGES * CHANNELS * 4,
+            "self.lin",
+            "return self.lin(torch.cat([x[src], x[dst]], dim=-1)).tanh()",
+        ),
+    ],
+)
+def test_the_layer_may_be_made_or_written_otherwise(kind, nbytes, by, code, tmp_path):
+    (found,) = gathered(training(kind), tmp_path / "run.json")
+    (first,) = found.remedies
+    assert (found.bytes, found.match.linear.layer) == (nbytes, by)
+    assert (first.fix, first.code) == ("transform_nodes", code)
+    assert first.saves_bytes >= 0.9 * nbytes
+
+
+@pytest.mark.parametrize(
     "kind",
-    [FirstMapped, ScoredFirst, ScoredByEachOther, Compared, ReadTwice, Selected, OfAllRows],
+    [
+        *(FirstMapped, ScoredFirst, ScoredByEachOther, Compared, ReadTwice, Selected, OfAllRows),
+        *(WeighedByEachOther, ReadBefore, OfListedNorms),
+    ],
 )
 def test_what_needs_its_rows_is_left_alone(kind, tmp_path):
     assert not gathered(training(kind), tmp_path / "run.json")

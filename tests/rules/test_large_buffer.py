@@ -126,6 +126,45 @@ def test_what_is_computed_of_all_of_it_needs_it_whole(tmp_path):
     assert "large-buffer" not in [one.rule for one in found]
 
 
+def first_of(table, length):
+    return table[:length]
+
+
+class Renamed(nn.Module):
+    """The buffer has another name where a slice is read of it, in a function."""
+
+    def __init__(self, longest):
+        super().__init__()
+        self.register_buffer(name="renamed_table", tensor=torch.rand(longest, 32).cos())
+
+    def rows(self, length):
+        table = self.renamed_table
+        return first_of(table.float(), length)
+
+    def forward(self, scores):
+        return scores * self.rows(len(scores))
+
+
+class RenamedWhole(Renamed):
+    """That name is read whole as well."""
+
+    def __init__(self, longest):
+        super().__init__(8)
+        self.register_buffer("read_whole", torch.rand(longest, 32).sin())
+
+    def rows(self, length):
+        table = self.read_whole
+        return first_of(table, length) * table.mean()
+
+
+def test_a_slice_is_read_by_another_name(tmp_path):
+    found = findings_of(lambda: step_of(Renamed(8192)), tmp_path / "run.json")
+    (large,) = [one for one in found if one.rule == "large-buffer"]
+    assert large.bytes == 8192 * 32 * 4
+    found = findings_of(lambda: step_of(RenamedWhole(8192)), tmp_path / "whole.json")
+    assert "large-buffer" not in [one.rule for one in found]
+
+
 def test_a_triangle_does_not_repeat_itself(tmp_path):
     found = findings_of(lambda: step_of(Masked(2500)), tmp_path / "run.json")
     rules = [one.rule for one in found]

@@ -83,6 +83,56 @@ class PooledInParts(Embedder):
         return functional.adaptive_avg_pool1d(rows.transpose(1, 2), 2).flatten(1)
 
 
+class ByTheSameName(Embedder):
+    def forward(self, x):
+        x = self.project(x)
+        x = x.mean(dim=1)
+        return x.tanh()
+
+
+class WithoutBias(nn.Module):
+    """A function takes the mean, of rows that are counted from the last dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(WIDTH, WIDE, bias=False)
+
+    def forward(self, x):
+        return functional.normalize(torch.mean(self.project(x), dim=-2), dim=-1)
+
+
+class Masked(Embedder):
+    """The mean is of the positions that are there."""
+
+    def mask(self, x):
+        return (x[..., :1] > -2).float().squeeze(-1)
+
+    def forward(self, x):
+        rows = self.project(x)
+        mask = self.mask(x).unsqueeze(-1)
+        return (rows * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+
+class MaskedByFeature(Masked):
+    """Each feature has weights of its own."""
+
+    def mask(self, x):
+        return torch.ones(BATCH, POSITIONS, WIDE).tril()
+
+    def forward(self, x):
+        rows = self.project(x)
+        mask = self.mask(x)
+        return (rows * mask).sum(1) / mask.sum(1)
+
+
+class ReadBetween(Embedder):
+    def forward(self, x):
+        x = self.project(x)
+        largest = x.amax(1)
+        x = x.mean(1)
+        return x + largest
+
+
 def training(net):
     def step(number):
         net.zero_grad()
@@ -125,6 +175,12 @@ def test_both_orders_compute_the_same():
     [
         (OfTable, 'wide = self.layers["wide"](x)', "self.layers['wide'](x.mean(1))"),
         (Pooled, "rows = self.project(x)", "self.project(x.mean(1))"),
+        (ByTheSameName, "x = self.project(x)", "self.project(x.mean(1))"),
+        (
+            WithoutBias,
+            "return functional.normalize(torch.mean(self.project(x), dim=-2), dim=-1)",
+            "self.project(x.mean(1))",
+        ),
     ],
 )
 def test_a_mean_may_be_taken_of_a_variable_and_be_written_otherwise(net, code, typed, tmp_path):
@@ -138,6 +194,24 @@ def test_a_mean_may_be_taken_of_a_variable_and_be_written_otherwise(net, code, t
     assert only.saves_bytes == pytest.approx(saved, rel=0.05)
 
 
-@pytest.mark.parametrize("net", [Between, OfFeatures, Added, ReadTwice, PooledInParts])
+def test_a_mean_may_be_of_the_positions_that_are_there(tmp_path):
+    found = findings_of(lambda: training(Masked()), tmp_path / "run.json")[0]
+    (only,) = found.remedies
+    assert (found.rule, only.fix, only.code) == (
+        "late-mean",
+        "mean_first",
+        "rows = self.project(x)",
+    )
+    assert only.typed == "self.project((x * mask).sum(1) / mask.sum(1).clamp(min=1))"
+    net, x = Masked().double(), torch.randn(BATCH, POSITIONS, WIDTH, dtype=torch.float64)
+    mask = net.mask(x).double().unsqueeze(-1)
+    early = net.project((x * mask).sum(1) / mask.sum(1).clamp(min=1))
+    torch.testing.assert_close(net(x), early)
+
+
+_OTHERS = [Between, OfFeatures, Added, ReadTwice, PooledInParts, MaskedByFeature, ReadBetween]
+
+
+@pytest.mark.parametrize("net", _OTHERS)
 def test_what_comes_in_between_or_a_mean_of_features_is_another_matter(net, tmp_path):
     assert "late-mean" not in names(lambda: training(net()), tmp_path / "run.json")

@@ -62,6 +62,48 @@ def test_the_attribute_is_to_be_emptied_before_it_is_filled_again(tmp_path):
     assert "+        self.net = None\n         self.net = build()" in found.remedies[0].patch
 
 
+class Net:
+    def __init__(self):
+        self.layers = build()
+
+
+class Rebuilt(Trials):
+    """What `__init__` binds is an attribute of a new object: the old one is in another name."""
+
+    def step(self, number):
+        self.net = Net()
+
+
+def test_what_an_init_makes_lives_on_in_the_name_of_the_object(tmp_path):
+    (found,) = lingering(lambda: Rebuilt().step, tmp_path)
+    (first,) = found.remedies
+    assert found.bytes == LAYERS * WIDTH * 4
+    assert found.title.endswith("live on in `self.net` until their replacement is there")
+    assert (first.fix, first.code) == ("del_ref", "self.net = Net()")
+    assert "+        self.net = None" in first.patch
+
+
+class Job:
+    """All of it runs as it is made."""
+
+    def __init__(self):
+        self.run()
+
+    def run(self):
+        for _ in range(12):
+            self.net = build()
+            memprof.step()
+
+
+def test_an_init_in_which_the_whole_job_runs_makes_no_new_object(tmp_path):
+    with memprof.track(tmp_path / "run.json", sources=["cpu"], allowance_s=60):
+        Job()
+    found = findings(memprof.load(tmp_path / "run.json"))
+    (one,) = [one for one in found if one.rule == "lingering"]
+    assert one.title.endswith("live on in `self.net` until their replacement is there")
+    assert one.remedies[0].code == "self.net = build()"
+
+
 def failing():
     """Each step fails and stores its exception, whose traceback has the frame with the tensors."""
     last = {}

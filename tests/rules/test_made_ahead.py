@@ -115,6 +115,94 @@ def in_one_function():
     return step
 
 
+def folds_of_dict(x):
+    folds = {}
+    for number in range(FOLDS):
+        folds[number] = {"train": x.roll(number, 0), "count": number}
+    return folds
+
+
+def of_dict():
+    net, x = nn.Linear(WIDTH, 4), torch.randn(ROWS, WIDTH)
+
+    @torch.no_grad()
+    def step(number):
+        folds = folds_of_dict(x)
+        results = {}
+        for at, fold in folds.items():
+            results[at] = net(fold["train"]).mean().item()
+        return results
+
+    return step
+
+
+def of_loader():
+    net, x = nn.Linear(WIDTH, 4), torch.randn(ROWS, WIDTH)
+
+    @torch.no_grad()
+    def step(number):
+        batches = list(yield_folds(x))
+        return go_through(net, batches)
+
+    return step
+
+
+def of_map():
+    """The net learns from the items, and makes none."""
+    net, x = nn.Linear(WIDTH, 4), torch.randn(ROWS, WIDTH)
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+
+    def step(number):
+        for part in tuple(map(x.roll, range(FOLDS))):
+            net(part[:8]).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
+def by_adding():
+    net, x = nn.Linear(WIDTH, 4), torch.randn(ROWS, WIDTH)
+
+    @torch.no_grad()
+    def step(number):
+        parts = list()  # noqa: C408 - as some write
+        for at in range(FOLDS):
+            parts += [x.roll(at, 0)]
+        total = 0.0
+        for at, part in enumerate(parts):
+            total += net(part).mean().item() + at
+        return total
+
+    return step
+
+
+def read_by_key():
+    """An entry is asked for by its name, so all may have to be there."""
+    net, x = nn.Linear(WIDTH, 4), torch.randn(ROWS, WIDTH)
+
+    @torch.no_grad()
+    def step(number):
+        folds = folds_of_dict(x)
+        total = 0.0
+        for at in folds:
+            total += net(folds[at]["train"]).mean().item()
+        return total
+
+    return step
+
+
+def gone_through_in_epochs():
+    net, x = nn.Linear(WIDTH, 4), torch.randn(ROWS, WIDTH)
+
+    @torch.no_grad()
+    def step(number):
+        batches = list(yield_folds(x))
+        return [go_through(net, batches) for _ in range(2)], in_epochs(net, batches)
+
+    return step
+
+
 def handed_on(go_through_all):
     """The list has no name where it is made, and another function is given it."""
 
@@ -191,6 +279,31 @@ def made_on_the_way():
     return step
 
 
+def learning_from_itself(optimizer_of):
+    """What a policy collects is what it is trained on: each step of the loop changes it."""
+
+    def program():
+        net = nn.Linear(WIDTH, WIDTH)
+        optimizer = optimizer_of(net.parameters(), 1e-3)
+
+        def collected():
+            rollouts = []
+            with torch.no_grad():
+                for _ in range(FOLDS):
+                    rollouts.append(net(torch.randn(ROWS, WIDTH)))
+            return rollouts
+
+        def step(number):
+            for rollout in collected():
+                optimizer.zero_grad()
+                (net(rollout[:8]) - rollout[:8]).square().mean().backward()
+                optimizer.step()
+
+        return step
+
+    return program
+
+
 def ahead(program, path):
     return [one for one in findings_of(program, path) if one.rule == "made-ahead"]
 
@@ -218,12 +331,25 @@ def test_items_are_to_be_made_as_the_loop_asks_for_them(tmp_path):
         (in_one_function, "parts.append(x.roll(at, 0))"),
         (handed_on(by_position), "folds.append((number, part))"),
         (handed_on(by_name), "folds.append((number, part))"),
+        (of_dict, 'folds[number] = {"train": x.roll(number, 0)'),
+        (of_loader, "batches = list(yield_folds(x))"),
+        (of_map, "for part in tuple(map(x.roll, range(FOLDS))):"),
+        (by_adding, "parts += [x.roll(at, 0)]"),
     ],
-    ids=["comprehension", "one function", "handed on", "by name"],
+    ids=[
+        *("comprehension", "one function", "handed on", "by name"),
+        *("dict", "list of a generator", "tuple of a map", "adding"),
+    ],
 )
 def test_where_it_is_filled_is_told(program, code, tmp_path):
     (found,) = ahead(program, tmp_path / "run.json")
     assert found.remedies[0].code.startswith(code)
+    assert found.bytes == FOLDS * NBYTES
+
+
+def test_what_makes_the_items_is_gone_through_itself(tmp_path):
+    (found,) = ahead(of_loader, tmp_path / "run.json")
+    assert found.remedies[0].why.endswith("go through `yield_folds(x)` itself.")
 
 
 def test_a_list_that_the_loop_asks_for_is_filled_by_batches(tmp_path):
@@ -236,7 +362,11 @@ def test_a_list_that_the_loop_asks_for_is_filled_by_batches(tmp_path):
 
 @pytest.mark.parametrize(
     "program",
-    [gone_through_again, kept_by_the_loop, asked_for, made_on_the_way, handed_on(for_epochs)],
+    [
+        *(gone_through_again, kept_by_the_loop, asked_for, made_on_the_way),
+        *(handed_on(for_epochs), learning_from_itself(torch.optim.Adam)),
+        *(learning_from_itself(torch.optim.SGD), read_by_key, gone_through_in_epochs),
+    ],
 )
 def test_a_list_that_is_needed_is_left_alone(program, tmp_path):
     assert not ahead(program, tmp_path / "run.json")

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
 
 from tests.rules.recorded import findings_of, peak_of
 
@@ -44,6 +45,56 @@ class ByAddition(Merging):
     def forward(self, x):
         weight = torch.addmm(self.base.weight, self.up, self.down, alpha=self.scale)
         return F.linear(x, weight)
+
+
+def merged(weight, up, down, scale):
+    return weight + scale * torch.mm(up, down)
+
+
+class ByFunction(Merging):
+    def forward(self, x):
+        weight = merged(self.base.weight, self.up, down=self.down, scale=self.scale)
+        return F.linear(x, weight)
+
+
+class OfBuffer(Merging):
+    """The weights are a buffer, which a variable stands for."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("frozen", self.base.weight.detach().clone())
+        del self.base
+
+    def forward(self, x):
+        weight = self.frozen
+        weight = weight + (self.down.t().mm(self.up.t())).t()
+        return x @ weight.T
+
+
+class Added(nn.Module):
+    """A parametrization: it is given the weights of a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = nn.Parameter(torch.randn(RANK, WIDTH))
+        self.up = nn.Parameter(torch.zeros(WIDTH, RANK))
+
+    def forward(self, original):
+        return original + self.up @ self.down
+
+
+def parametrized():
+    layer = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+    parametrize.register_parametrization(layer, "weight", Added())
+    return layer
+
+
+class OnRows(Added):
+    """No parametrization: what is added to are rows that are as many as the weights have."""
+
+    def forward(self, x):
+        rows = x[:1].expand(WIDTH, -1)
+        return (rows + self.up @ self.down).tanh()[: len(x)]
 
 
 class Applying(Merging):
@@ -89,6 +140,8 @@ def merged_told(program, path):
         (Merging, "self.up @ self.down"),
         (ByName, "torch.matmul(self.up, self.down)"),
         (ByMethod, "torch.einsum('or,ri->oi', self.up, self.down)"),
+        (ByFunction, "torch.mm(self.up, self.down)"),
+        (OfBuffer, "self.down.t().mm(self.up.t())"),
         (ByAddition, "torch.addmm(self.base.weight, self.up, self.down, alpha=self.scale)"),
     ],
 )
@@ -104,7 +157,18 @@ def test_the_factors_are_to_be_applied_and_what_it_saves(layer, product, tmp_pat
     assert first.saves_bytes == pytest.approx(saved, rel=0.1)
 
 
-@pytest.mark.parametrize("layer", [Applying, Shifting])
+def test_a_parametrization_is_given_the_weights_of_a_layer(tmp_path):
+    (one,) = merged_told(training(parametrized), tmp_path / "run.json")
+    (first,) = one.remedies
+    assert one.title.endswith("are weights to which each call adds `self.up @ self.down`")
+    assert (first.fix, first.code) == ("apply_factors", "return original + self.up @ self.down")
+    assert one.bytes >= (LAYERS - 1) * WEIGHT
+    findings_of(looks_alike, tmp_path / "applied.json")
+    saved = peak_of(tmp_path / "run.json") - peak_of(tmp_path / "applied.json")
+    assert (LAYERS - 1) * WEIGHT <= first.saves_bytes <= saved
+
+
+@pytest.mark.parametrize("layer", [Applying, Shifting, OnRows])
 def test_weights_without_such_a_product_are_left_alone(layer, tmp_path):
     assert merged_told(training(layer), tmp_path / "run.json") == []
 

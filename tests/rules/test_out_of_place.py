@@ -115,3 +115,83 @@ def test_the_saving_is_that_of_methods_in_place(tmp_path):
 @pytest.mark.parametrize("program", [kept, kept_beside])
 def test_values_that_something_keeps_are_left_alone(program, tmp_path):
     assert "out-of-place" not in names(program, tmp_path / "run.json")
+
+
+def scaled(x):
+    mean, std = x.mean(0), x.std(0)
+    return (x - mean) / std
+
+
+def by_a_function():
+    """The caller binds the result to the name of what it hands over."""
+    data = torch.randn(ROWS, WIDTH)
+    data = scaled(data)
+    return training(data)
+
+
+def by_functions_of_torch():
+    batch = {"image": torch.rand(ROWS, WIDTH)}
+    low, high = batch["image"].aminmax()
+    batch["image"] = torch.div(torch.sub(batch["image"], low), high - low)
+    return training(batch["image"])
+
+
+def by_one_statement_after_the_other():
+    """None of them decides the peak alone."""
+    data = torch.randn(ROWS, WIDTH)
+    data = torch.exp(data)
+    data = 2 * data
+    data = data - 1
+    return training(data)
+
+
+def of_another_name():
+    """The old values are the targets."""
+    raw = torch.randn(ROWS, WIDTH)
+    data = scaled(raw)
+    step = training(data)
+    return lambda number: (step(number), raw[number].sum().item())
+
+
+IN_PLACE = "methods that end in `_` compute in their memory."
+
+
+@pytest.mark.parametrize(
+    ("program", "name", "typed", "ends"),
+    [
+        (
+            by_a_function,
+            "data",
+            "x.sub_(mean).div_(std)",
+            f"{IN_PLACE} Then `scaled` changes what it is handed.",
+        ),
+        (
+            by_functions_of_torch,
+            "batch['image']",
+            "batch['image'].sub_(low).div_(high - low)",
+            IN_PLACE,
+        ),
+    ],
+)
+def test_functions_compute_a_name_from_itself_as_well(program, name, typed, ends, tmp_path):
+    (found,) = findings_of(program, tmp_path / "run.json")
+    assert (found.rule, found.bytes) == ("out-of-place", 3 * NBYTES)
+    assert found.title.endswith(f"are `{name}` and what is computed of it, to be `{name}` again")
+    (first,) = found.remedies
+    assert (first.fix, first.typed) == ("in_place", typed)
+    assert first.why.endswith(ends)
+
+
+def test_statements_that_all_reach_the_peak_are_told_together(tmp_path):
+    (found,) = findings_of(by_one_statement_after_the_other, tmp_path / "run.json")
+    (first,) = found.remedies
+    assert (found.rule, found.bytes, first.fix) == ("out-of-place", 2 * NBYTES, "in_place")
+    of_a_step = 16 << 10  # bytes, which then are the peak beside the data
+    assert NBYTES - of_a_step < first.saves_bytes <= NBYTES
+    assert (first.code, first.typed) == ("data = data - 1", "data.sub_(1)")
+    line = by_one_statement_after_the_other.__code__.co_firstlineno
+    assert first.why.endswith(f" Lines that do the same: {line + 3}, {line + 4}.")
+
+
+def test_what_a_function_is_handed_may_be_kept_by_its_caller(tmp_path):
+    assert "out-of-place" not in names(of_another_name, tmp_path / "run.json")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from multiprocessing.pool import ThreadPool
 from threading import Semaphore
 
 import pytest
@@ -41,6 +42,67 @@ def submitted():
         return futures.pop(0).result().sum().item()
 
     return step
+
+
+def submitted_in_loop():
+    """The same, in a loop that fills a list."""
+    futures = []
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(ITEMS):
+            futures.append(pool.submit(made, number))
+        wait(futures)
+
+    def step(number):
+        return futures.pop(0).result().sum().item()
+
+    return step
+
+
+def of_other_pool():
+    """A pool of multiprocessing, with threads."""
+    pool = ThreadPool(2)
+    results = pool.imap(made, range(ITEMS))
+    pool.close()
+    pool.join()
+
+    def step(number):
+        return next(results).sum().item()
+
+    return step
+
+
+def kept_by_futures():
+    """Each result is taken as it is ready, and its future keeps it."""
+    net = torch.nn.Linear(8, 8)
+    pool = ThreadPoolExecutor(2)
+    futures = {pool.submit(made, number): number for number in range(ITEMS)}
+    pool.shutdown(wait=True)
+
+    def all_of_them():
+        for future in as_completed(futures):
+            part = future.result()
+            yield net(part[:8]).sum().item()
+
+    results = all_of_them()
+    return lambda number: next(results)
+
+
+def collected():
+    """Each result is taken as it is ready, and kept for later."""
+    net = torch.nn.Linear(8, 8)
+    pool = ThreadPoolExecutor(2)
+    futures = {pool.submit(made, number): number for number in range(ITEMS)}
+    pool.shutdown(wait=True)
+    parts = []
+
+    def all_of_them():
+        for future in as_completed(futures):
+            part = future.result()
+            parts.append(part)
+            yield net(part[:8]).sum().item()
+
+    results = all_of_them()
+    return lambda number: next(results)
 
 
 def looks_alike():
@@ -133,9 +195,24 @@ def test_results_that_wait_are_told_at_the_line_that_hands_all_in(tmp_path):
     assert found.bytes >= 8 * SIZE * 4
 
 
-def test_futures_of_a_comprehension_are_told_as_well(tmp_path):
-    (found, *_) = findings_of(submitted, tmp_path / "run.json")
+@pytest.mark.parametrize("program", [submitted, submitted_in_loop, of_other_pool])
+def test_futures_of_a_comprehension_or_a_loop_are_told_as_well(program, tmp_path):
+    (found, *_) = findings_of(program, tmp_path / "run.json")
     assert (found.rule, found.minor) == ("pool-ahead", False)
+    assert found.bytes >= 8 * SIZE * 4
+
+
+def test_results_that_their_futures_keep_are_told(tmp_path):
+    (found, *_) = findings_of(kept_by_futures, tmp_path / "run.json")
+    assert (found.rule, found.minor) == ("pool-ahead", False)
+    (remedy,) = found.remedies
+    assert found.bytes == ITEMS * SIZE * 4
+    assert remedy.saves_bytes == (ITEMS - 4) * SIZE * 4
+    assert "let go of each future" in remedy.why
+
+
+def test_results_that_are_collected_are_left_alone(tmp_path):
+    assert "pool-ahead" not in names(collected, tmp_path / "run.json")
 
 
 def test_results_that_are_wanted_together_or_few_ahead_are_as_they_should_be(tmp_path):

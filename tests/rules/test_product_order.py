@@ -192,6 +192,51 @@ class WithAPenalty(LowRank):
         return F.linear(x, self.weight) + self.weight.abs().mean()
 
 
+class Adapter(LowRank):
+    """An attribute is a number that scales the weights, and the layer has a bias."""
+
+    def __init__(self, rank=WIDTH, alpha=2 * WIDTH):
+        super().__init__()
+        self.scaling = alpha / rank
+        self.bias = nn.Parameter(torch.zeros(LENGTH))
+
+    def delta(self):
+        return (self.left @ self.right) * self.scaling
+
+    def forward(self, x):
+        return F.linear(x, self.delta(), self.bias)
+
+
+class Turned(LowRank):
+    """The weights have a name, and are turned for the product."""
+
+    def forward(self, x):
+        weight = self.left @ self.right
+        return x @ weight.t()
+
+
+class TurnedAndAdded(LowRank):
+    """Something is added to the turned weights."""
+
+    def forward(self, x):
+        weight = self.left @ self.right
+        return (weight.T + x.mean()) @ x.T
+
+
+class WeighedByRows(LowRank):
+    """What scales them has a value for each row."""
+
+    def __init__(self, rows=None):
+        super().__init__()
+        self.scaling = nn.Parameter(torch.rand(LENGTH, 1)) if rows is None else rows
+
+    def delta(self):
+        return (self.left @ self.right) * self.scaling
+
+    def forward(self, x):
+        return F.linear(x, self.delta())
+
+
 def trained(layer):
     def step(number):
         layer.zero_grad()
@@ -205,6 +250,8 @@ def trained(layer):
     [
         (ByProperty, 1, "(x @ self.right.mT) @ self.left.mT"),
         (ByMethod, 2, "(x @ self.right.mT) @ self.left.mT / self.left.size(1)"),
+        (Turned, 1, "(x @ self.right.mT) @ self.left.mT"),
+        (Adapter, 2, "(x @ self.right.mT) @ self.left.mT * self.scaling + self.bias"),
     ],
 )
 def test_a_product_that_a_property_or_a_method_returns_is_followed(kind, at_once, typed, tmp_path):
@@ -214,5 +261,13 @@ def test_a_product_that_a_property_or_a_method_returns_is_followed(kind, at_once
     assert found.bytes == at_once * LENGTH * LENGTH * 4
 
 
-def test_a_product_that_a_penalty_reads_too_is_needed(tmp_path):
-    assert "product-order" not in names(lambda: trained(WithAPenalty()), tmp_path / "run.json")
+@pytest.mark.parametrize("kind", [WithAPenalty, TurnedAndAdded, WeighedByRows])
+def test_a_product_that_a_penalty_reads_too_or_that_values_scale_is_needed(kind, tmp_path):
+    assert "product-order" not in names(lambda: trained(kind()), tmp_path / "run.json")
+
+
+def test_what_a_layer_with_a_bias_computes_is_the_same():
+    layer, x = Adapter().double(), torch.randn(4, LENGTH, dtype=torch.float64)
+    torch.nn.init.normal_(layer.bias)
+    instead = (x @ layer.right.mT) @ layer.left.mT * layer.scaling + layer.bias
+    torch.testing.assert_close(layer(x), instead)

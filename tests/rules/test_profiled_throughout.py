@@ -70,6 +70,23 @@ def test_the_line_makes_a_profiler_without_a_schedule(tmp_path):
     assert (remedy.fix, remedy.filename, remedy.line) == ("profiler_schedule", str(source), 2)
 
 
+def test_a_steady_rise_is_what_the_profiler_keeps(tmp_path):
+    """That memory of the host grows is said once, with the cause."""
+    count = 40
+    ends = [100 * (step + 1) for step in range(count)]
+    values = {"rss": [MIB * (300 + 20 * step) for step in range(count)], "shared": [MIB] * count}
+    read = Readings("host", "host", [end + 5 for end in ends], values)
+    told = Finding("profiled", device="host", step=2, count=count, details={"calls": count})
+    trace = TraceBuilder(device="cpu").alloc(MIB, "a")
+    steps = step_columns(allocated=[MIB] * count, peak_allocated=[MIB] * count, end_us=ends)
+    by_profiler = findings(
+        load(Recording((trace,), steps, (read, told)).write(tmp_path / "a.json"))
+    )
+    assert [one.rule for one in by_profiler if not one.minor] == ["profiled-throughout"]
+    by_itself = findings(load(Recording((trace,), steps, (read,)).write(tmp_path / "b.json")))
+    assert [one.rule for one in by_itself if not one.minor] == ["host-memory-growth"]
+
+
 @pytest.mark.parametrize("what", [{"calls": 12, "of": 12}, {"risen": 40}], ids=["few", "small"])
 def test_a_few_calls_and_a_small_rise_are_not_told(what, tmp_path):
     assert of_rule(tmp_path, **what)[1] == []

@@ -33,6 +33,17 @@ def fires():
     return serving(net)
 
 
+CLASSES = {"l1": prune.L1Unstructured, "random": prune.RandomUnstructured}
+
+
+def by_class():
+    """The class's own method, of whichever is asked for."""
+    net = layers()
+    for layer in net:
+        CLASSES["random"].apply(layer, "weight", amount=0.5)
+    return serving(net)
+
+
 def looks_alike():
     """It is trained on, with its masks."""
     net = layers()
@@ -48,11 +59,18 @@ def looks_alike():
     return step
 
 
-def test_masks_and_products_are_saved(tmp_path):
-    found = findings_of(fires, tmp_path / "run.json")[0]
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        (fires, 'prune.l1_unstructured(layer, "weight", amount=0.5)'),
+        (by_class, 'CLASSES["random"].apply(layer, "weight", amount=0.5)'),
+    ],
+)
+def test_masks_and_products_are_saved(program, code, tmp_path):
+    found = findings_of(program, tmp_path / "run.json")[0]
     (only,) = found.remedies
     assert (found.rule, only.fix) == ("pruned-masks", "remove_masks")
-    assert only.code == 'prune.l1_unstructured(layer, "weight", amount=0.5)'
+    assert only.code == code
     assert only.typed == 'prune.remove(module, "weight")'
     # a mask for each, and at least the products that stay
     assert found.bytes >= 2 * DEPTH * WIDTH * WIDTH * 4

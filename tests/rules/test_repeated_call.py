@@ -182,3 +182,56 @@ def test_looks_between_two_runs_come_upon_the_first_alone(known, twice, monkeypa
     }
     monkeypatch.setattr(repeated_call, "values_by_stack_and_size", lambda window: values)
     assert {stack for stack, _ in repeated_call.same_in_steps(None)} == twice
+
+
+class Net(nn.Module):
+    """It calls functions of torch, and has a method that `forward` calls as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.out = nn.Linear(WIDTH, 4)
+
+    def features(self, x):
+        x = torch.tanh(self.first(x))
+        return torch.tanh(self.second(x))
+
+    def forward(self, x):
+        return self.out(self.features(x))
+
+
+def by_a_method_of_its_own():
+    net = Net()
+
+    def step(number):
+        net.zero_grad()
+        x = torch.randn(BATCH, 8)
+        loss = net(x).square().mean()
+        hint = net.features(x).square().mean()
+        (loss + hint).backward()
+
+    return step
+
+
+def by_a_method_of_another():
+    """A second net has other values."""
+    net, other = Net(), Net()
+
+    def step(number):
+        net.zero_grad()
+        x = torch.randn(BATCH, 8)
+        loss = net(x).square().mean()
+        hint = other.features(x).square().mean()
+        (loss + hint).backward()
+
+    return step
+
+
+def test_a_method_that_is_called_outside_of_a_module_is_a_run_as_well(tmp_path):
+    found = findings_of(by_a_method_of_its_own, tmp_path / "run.json")[0]
+    (only,) = found.remedies
+    assert (found.rule, only.code) == ("repeated-call", "hint = net.features(x).square().mean()")
+    assert found.title.endswith("are of a second run of `Net` on the same input")
+    # Of one tangent, its other results and their squares are of the loss.
+    assert found.bytes >= 2 * BATCH * WIDTH * 4
+    assert "repeated-call" not in names(by_a_method_of_another, tmp_path / "other.json")

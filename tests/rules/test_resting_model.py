@@ -105,6 +105,44 @@ def looks_alike():
     return step
 
 
+def made_like_the_model():
+    """One line makes the model that is trained, and those that are tested; with gradients there."""
+    model, optimizer = job()
+    holder, emptied = {"tested": None}, []
+
+    def step(number):
+        optimizer.zero_grad()
+        model(torch.ones(2, WIDTH)).sum().backward()
+        if number % 6 == 1:
+            old = holder["tested"]
+            holder["tested"], _ = job()
+            if old is not None:
+                emptied.append(old)  # a later model is then no object at its address
+                for one in old.parameters():
+                    one.data = torch.empty(0)
+            del old
+            holder["tested"].load_state_dict(model.state_dict())
+        if number % 6 in (1, 2):
+            with torch.no_grad():
+                holder["tested"](torch.ones(2, WIDTH))
+        optimizer.step()
+
+    return step
+
+
+def test_the_model_that_is_trained_does_not_rest_though_the_same_line_makes_it(tmp_path):
+    """At the peak the old one is there beside the new one, for which it is no longer needed."""
+    (found,) = [
+        one
+        for one in findings_of(made_like_the_model, tmp_path / "run.json", 24)
+        if one.rule in ("resting-model", "lingering")
+    ]
+    (remedy,) = found.remedies
+    assert (found.rule, found.bytes, remedy.fix) == ("resting-model", WEIGHTS, "del_ref")
+    of_test = 3 * 2 * WIDTH * 4  # without the old one the peak is while the new one is called
+    assert remedy.saves_bytes == WEIGHTS - of_test
+
+
 def test_the_copy_is_to_go_once_it_was_used(tmp_path):
     (found,) = [
         one for one in findings_of(fires, tmp_path / "run.json") if one.rule == "resting-model"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import nn
@@ -42,6 +44,103 @@ class Literal(Entries):
     def __init__(self, obs):
         self.data = {"obs": obs[:-1], "following": obs[1:].clone()}
         self.obs, self.following = self.data["obs"], self.data["following"]
+
+
+class Filled:
+    """Written into an empty tensor."""
+
+    def __init__(self, obs):
+        self.obs = obs
+        self.filled = torch.empty_like(obs)
+        self.filled[:-1] = obs[1:]
+        self.filled[-1] = obs[-1]
+
+    @property
+    def following(self):
+        return self.filled
+
+
+class FilledRowByRow:
+    """Likewise, in a loop."""
+
+    def __init__(self, obs):
+        self.obs = obs
+        self.next_rows = torch.zeros(ROWS, WIDTH)
+        for at in range(ROWS - 1):
+            self.next_rows[at] = obs[at + 1]
+        self.next_rows[-1] = obs[-1]
+
+    @property
+    def following(self):
+        return self.next_rows
+
+
+class RolledByName:
+    def __init__(self, obs):
+        self.obs = obs
+        self.following = torch.roll(obs, shifts=-1, dims=0)
+
+
+class Cloned:
+    def __init__(self, obs):
+        self.obs = obs
+        self.following = torch.clone(obs[1:])
+
+
+class FilledElsewhere:
+    """Another tensor's rows come first."""
+
+    def __init__(self, obs):
+        self.obs = obs
+        self.others = torch.empty_like(obs)
+        self.others[:-1] = torch.randn(ROWS - 1, WIDTH)
+        self.others[-1] = obs[-1]
+
+    @property
+    def following(self):
+        return self.others
+
+
+class WrittenLater:
+    """Its rows are others as soon as it is used."""
+
+    def __init__(self, obs):
+        self.obs = obs
+        self.doubled = torch.empty_like(obs)
+        self.doubled[:-1] = obs[1:]
+        for at in range(0, ROWS, 64):
+            self.doubled[at] = obs[at] * 2
+
+    @property
+    def following(self):
+        return self.doubled
+
+
+class Pairs(NamedTuple):
+    obs: torch.Tensor
+    following: torch.Tensor
+
+
+def pairs_of(obs):
+    """One line makes both, each a copy."""
+    at = torch.arange(len(obs) - 1)
+    return Pairs(obs[at], obs[at + 1])
+
+
+def clones_of(obs):
+    return Pairs(obs[:-1].clone(), obs[1:].clone())
+
+
+def next_of(states):
+    return torch.vstack((states[1:], states[-1].unsqueeze(0)))
+
+
+class OfFunction:
+    """A function of the program has the statement, and the class says whose rows they are."""
+
+    def __init__(self, obs):
+        self.obs = obs
+        self.following = next_of(self.obs)
 
 
 class Halves:
@@ -87,6 +186,32 @@ def test_the_copy_is_told_with_what_it_is_a_copy_of(kind, tmp_path):
     if issubclass(kind, Entries):
         assert only.why.startswith("`self.data['following']`, ")
     assert found.bytes == only.saves_bytes == NBYTES - (kind not in (Joined, Rolled)) * WIDTH * 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "rows"),
+    [
+        (Filled, "obs", ROWS),
+        (FilledRowByRow, "obs", ROWS),
+        (RolledByName, "obs", ROWS),
+        (Cloned, "obs", ROWS - 1),
+        (pairs_of, "obs", ROWS - 1),
+        (clones_of, "obs", ROWS - 1),
+        (OfFunction, "self.obs", ROWS),
+    ],
+)
+def test_the_copy_is_told_however_it_is_made(kind, source, rows, tmp_path):
+    found = findings_of(lambda: training(kind(torch.randn(ROWS, WIDTH))), tmp_path / "run.json")[0]
+    (only,) = found.remedies
+    typed = f"{source}[index + 1]"
+    assert (found.rule, only.fix, only.typed) == ("shifted-copy", "store_once", typed)
+    assert found.bytes == only.saves_bytes == rows * WIDTH * 4
+
+
+@pytest.mark.parametrize("kind", [FilledElsewhere, WrittenLater])
+def test_what_has_other_rows_is_none(kind, tmp_path):
+    rules = names(lambda: training(kind(torch.randn(ROWS, WIDTH))), tmp_path / "run.json")
+    assert "shifted-copy" not in rules
 
 
 def test_a_copy_beside_nothing_as_large_is_none(tmp_path):

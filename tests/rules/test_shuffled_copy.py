@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.rules.recorded import findings_of
 
@@ -31,6 +33,60 @@ def entries(x):
     mixed = {k: v.index_select(0, order) for k, v in data.items()}
     for batch, _ in zip(mixed["x"].split(BATCH), mixed["y"].split(BATCH), strict=True):
         yield batch
+
+
+def by_numpy(x):
+    """NumPy makes the order."""
+    order = torch.from_numpy(np.random.default_rng(0).permutation(len(x))).long()
+    mixed = x[order]
+    for at in range(0, len(x), BATCH):
+        rows = slice(at, at + BATCH)
+        yield mixed[rows]
+
+
+def in_the_loop(x):
+    """The copy has no name."""
+    idx = torch.randperm(len(x))
+    for batch, _ in zip(x[idx].split(BATCH), range(len(x)), strict=False):
+        yield batch
+
+
+def without_a_name(x):
+    mixed = x[torch.randperm(len(x))]
+    for at in range(0, len(x), BATCH):
+        yield mixed[at : at + BATCH]
+
+
+def in_order(x, y):
+    order = torch.randperm(len(x))
+    return x[order], y[order]
+
+
+def of_a_function(x):
+    """A function returns the copy, and a loader takes its rows."""
+    mixed, y = in_order(x, x[:, 0])
+    for batch, _ in DataLoader(TensorDataset(mixed, y), batch_size=BATCH):
+        yield batch
+
+
+def whole_of_a_function(x):
+    """A function returns the copy, and all of it is read."""
+    mixed, y = in_order(x, x[:, 0])
+    for at in range(0, len(x), BATCH):
+        yield mixed[at : at + BATCH] - mixed.mean(0) + y[0]
+
+
+def replaced_by_a_function(x):
+    """The copy takes the name of the set, which its own caller has let go of."""
+    x, _ = in_order(x.clone(), x[:, 0])
+    first, second = x[: ROWS // 2], x[ROWS // 2 :]
+    yield from first.split(BATCH)
+    yield second.mean(0)
+
+
+def of_scores(x):
+    """An order of scores, in the loop."""
+    yield from x[x[:, 0].argsort()].split(BATCH)
 
 
 def parts_for_two_purposes(x):
@@ -123,6 +179,10 @@ def test_each_batch_is_to_be_taken_by_its_part_of_the_order(tmp_path):
             NBYTES + ROWS * 4,
             "{k: v[order[i : i + batch]] for k, v in data.items()}",
         ),
+        (by_numpy, NBYTES, "x[order[i : i + batch]]"),
+        (in_the_loop, NBYTES, "x[idx[i : i + batch]]"),
+        (without_a_name, NBYTES, "x[perm[i : i + batch]]"),
+        (of_a_function, NBYTES + ROWS * 4, "x[order[i : i + batch]]"),
     ],
 )
 def test_what_is_selected_and_split_is_such_a_copy(batches_of, nbytes, typed, tmp_path):
@@ -134,7 +194,10 @@ def test_what_is_selected_and_split_is_such_a_copy(batches_of, nbytes, typed, tm
 
 @pytest.mark.parametrize(
     "batches_of",
-    [by_batches, all_at_once, of_a_choice, parts_for_two_purposes, with_another_read],
+    [
+        *(by_batches, all_at_once, of_a_choice, parts_for_two_purposes, with_another_read),
+        *(whole_of_a_function, replaced_by_a_function, of_scores),
+    ],
 )
 def test_other_copies_are_left_alone(batches_of, tmp_path):
     assert copies(going_through(batches_of), tmp_path / "run.json") == []
@@ -157,6 +220,18 @@ class Table:
         return sum(batch.square().mean().item() for batch in self.x.split(BATCH))
 
 
+class WithItems(Table):
+    """Batches are taken by a slice that a variable has."""
+
+    def __getitem__(self, number):
+        rows = slice(number * BATCH, (number + 1) * BATCH)
+        return self.x[rows]
+
+    def epoch(self):
+        self.shuffle()
+        return sum(self[number].square().mean().item() for number in range(ROWS // BATCH))
+
+
 class Shuffled(Table):
     """It is put in order once, and stays so."""
 
@@ -176,8 +251,9 @@ def of_an_object(kind):
     return program
 
 
-def test_an_object_that_puts_its_set_in_order_for_each_epoch_has_it_twice(tmp_path):
-    (one,) = copies(of_an_object(Table), tmp_path / "run.json")
+@pytest.mark.parametrize("kind", [Table, WithItems])
+def test_an_object_that_puts_its_set_in_order_for_each_epoch_has_it_twice(kind, tmp_path):
+    (one,) = copies(of_an_object(kind), tmp_path / "run.json")
     (first,) = one.remedies
     assert (one.minor, one.bytes) == (False, NBYTES)
     assert (first.fix, first.code) == ("index_batches", "self.x = self.x[order]")

@@ -182,6 +182,32 @@ def frames_of_a_deque():
     return step
 
 
+def full_memory():
+    """All but the first are made to replace another: half of what is made is there at no time."""
+    memory = deque(maxlen=12)
+    last = {"state": frame(0).repeat(4, 1)}
+
+    def step(number):
+        state = last["state"]
+        for at in range(4):
+            state = torch.cat([state[1:], frame(at)])
+            memory.append(state)
+        last["state"] = state
+
+    return step
+
+
+def growing_memory():
+    memory = []
+    last = {"state": frame(0).repeat(4, 1)}
+
+    def step(number):
+        last["state"] = torch.cat([last["state"][1:], frame(number)])
+        memory.append({"state": last["state"], "number": number})
+
+    return step
+
+
 def stacks_of_their_own():
     """Nothing is taken over: the stack before is another one in each round."""
     memory = Transitions()
@@ -211,7 +237,12 @@ def one_stack_in_four():
 
 
 @pytest.mark.parametrize(
-    ("program", "shared"), [(frames_in_stacks, "state[1:]"), (frames_of_a_deque, "self.frames")]
+    ("program", "shared"),
+    [
+        (frames_in_stacks, "state[1:]"),
+        (frames_of_a_deque, "self.frames"),
+        (full_memory, "state[1:]"),
+    ],
 )
 def test_each_frame_of_kept_stacks_is_to_be_stored_once(tmp_path, program, shared):
     found, *_ = findings_of(program, tmp_path / "run.json", steps=40)
@@ -219,6 +250,13 @@ def test_each_frame_of_kept_stacks_is_to_be_stored_once(tmp_path, program, share
     assert (found.rule, remedy.fix) == ("stored-twice", "store_once")
     assert f"the `{shared}` of the one before" in found.title
     assert remedy.saves_bytes == found.bytes // 2
+
+
+def test_a_stack_that_a_list_keeps_is_not_made_longer(tmp_path):
+    found, *_ = findings_of(growing_memory, tmp_path / "run.json", steps=40)
+    assert (found.rule, found.remedies[0].fix) == ("growing-container", "clear_container")
+    assert "grown-by-concatenation" not in [one.rule for one in found.remedies]
+    assert found.remedies[0].code == 'memory.append({"state": last["state"], "number": number})'
 
 
 @pytest.mark.parametrize("program", [stacks_of_their_own, one_stack_in_four])

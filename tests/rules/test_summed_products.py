@@ -195,6 +195,24 @@ def by_an_operator(x):
     return (x[..., None] @ x[:, None]).mean(0)
 
 
+def by_views(x):
+    columns = x.view(len(x), WIDTH, 1)
+    rows = x.view(len(x), 1, -1)
+    return columns.mul(rows).sum(0)
+
+
+def by_expanded_views(x):
+    first = x.unsqueeze(2).expand(-1, -1, WIDTH)
+    second = x.unsqueeze(1).expand(-1, WIDTH, -1)
+    return torch.mul(first, second).mean(dim=0)
+
+
+def value_by_value(x):
+    """Both have the same shape: there are no more products than values."""
+    table = torch.rand(len(x), WIDTH * WIDTH)
+    return table.view(len(x), 1, -1).mul(table.view(len(x), 1, -1)).sum(0)
+
+
 def of_each_row(x):
     """The matrix of each row is read, too."""
     outer = torch.einsum("ni,nj->nij", x, x)
@@ -211,7 +229,9 @@ def stepwise(matrix_of):
     return lambda: lambda number: matrix_of(torch.rand(ROWS, WIDTH)).sum().item()
 
 
-@pytest.mark.parametrize("matrix_of", [by_einsum, by_columns_and_rows, by_an_operator])
+@pytest.mark.parametrize(
+    "matrix_of", [by_einsum, by_columns_and_rows, by_an_operator, by_views, by_expanded_views]
+)
 def test_products_that_a_function_of_torch_makes_are_told(matrix_of, tmp_path):
     found = findings_of(stepwise(matrix_of), tmp_path / "run.json")[0]
     assert (found.rule, found.minor, found.bytes) == ("summed-products", False, PRODUCTS)
@@ -221,6 +241,23 @@ def test_products_that_a_function_of_torch_makes_are_told(matrix_of, tmp_path):
     )
 
 
-@pytest.mark.parametrize("matrix_of", [of_each_row, of_one_operand])
+@pytest.mark.parametrize("matrix_of", [of_each_row, of_one_operand, value_by_value])
 def test_nothing_is_said_of_products_that_are_read_or_are_few(matrix_of, tmp_path):
     assert "summed-products" not in names(stepwise(matrix_of), tmp_path / "run.json")
+
+
+def of_places():
+    """A table of sums has as many values as each feature has places."""
+
+    def step(number):
+        features = torch.rand(1, 32, 1024)
+        gram = torch.einsum("ncp,ndp->ncdp", features, features).sum(-1) / 1024
+        return gram.square().mean().item()
+
+    return step
+
+
+def test_an_einsum_that_is_summed_is_no_broadcast_by_mistake(tmp_path):
+    found = [one for one in findings_of(of_places, tmp_path / "run.json") if not one.minor]
+    assert [one.rule for one in found] == ["summed-products"]
+    assert found[0].bytes == 32 * 32 * 1024 * 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from tests.rules.recorded import findings_of, names
 
@@ -153,6 +154,66 @@ class Chosen(nn.Module):
         return self.shared(x) + self.up[domain](self.down[domain](x))
 
 
+class Itself(nn.Linear):
+    """It is the layer, and adds something to what that computes."""
+
+    def __init__(self, inner):
+        super().__init__(inner.in_features, inner.out_features)
+        self.load_state_dict(inner.state_dict())
+        self.weight.requires_grad = inner.weight.requires_grad
+        self.down = nn.Parameter(torch.randn(RANK, WIDTH))
+        self.up = nn.Parameter(torch.zeros(WIDTH, RANK))
+
+    def forward(self, x):
+        return super().forward(x) + functional.linear(functional.linear(x, self.down), self.up)
+
+
+class Shifted(nn.Linear):
+    """It adds numbers, as a bias would."""
+
+    def __init__(self, inner):
+        super().__init__(inner.in_features, inner.out_features)
+        self.shift = nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x):
+        return functional.linear(x, self.weight, self.bias) + self.shift
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, rank):
+        super().__init__()
+        self.down, self.up = nn.Linear(WIDTH, rank), nn.Linear(rank, WIDTH)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x):
+        return x + self.up(self.down(x).relu())
+
+
+class After(nn.Module):
+    """What the layer returns goes through a part that adds something to it."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.adapter = Bottleneck(RANK)
+
+    def forward(self, x):
+        made = self.inner(x)
+        return self.adapter(made)
+
+
+class WideAfter(nn.Module):
+    """That part is as large as the layer."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.branch = Bottleneck(WIDTH)
+
+    def forward(self, x):
+        return self.branch(self.inner(x))
+
+
 def by_hand(kind, freeze=False):
     def program():
         layers = [nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]
@@ -162,7 +223,7 @@ def by_hand(kind, freeze=False):
     return program
 
 
-@pytest.mark.parametrize("kind", [Beside, ByFunction, InPlace])
+@pytest.mark.parametrize("kind", [Beside, ByFunction, InPlace, After])
 def test_adapters_by_hand_are_told_where_they_are_given_the_layer(kind, tmp_path):
     (found, *_) = findings_of(by_hand(kind), tmp_path / "run.json")
     base = LAYERS * (WIDTH * WIDTH + WIDTH) * 4
@@ -173,10 +234,23 @@ def test_adapters_by_hand_are_told_where_they_are_given_the_layer(kind, tmp_path
     assert remedy.typed == "model.requires_grad_(False)"
 
 
-@pytest.mark.parametrize(
-    "program",
-    [by_hand(Wide), by_hand(Multiplied), by_hand(Chosen), by_hand(Beside, freeze=True)],
-)
+def test_a_class_may_be_the_layer_that_it_adapts(tmp_path):
+    (found, *_) = findings_of(by_hand(Itself), tmp_path / "run.json")
+    weights = LAYERS * WIDTH * WIDTH * 4
+    assert (found.rule, found.minor, found.bytes) == ("trained-base", False, 3 * weights)
+    (remedy,) = found.remedies
+    assert (remedy.fix, remedy.code) == (
+        "freeze_params",
+        "self.up = nn.Parameter(torch.zeros(WIDTH, RANK))",
+    )
+    assert remedy.typed == "self.weight.requires_grad_(False)"
+
+
+_FROZEN = [by_hand(one, freeze=True) for one in (Beside, Itself, After)]
+_OTHERS = [by_hand(one) for one in (Wide, Multiplied, Chosen, Shifted, WideAfter)]
+
+
+@pytest.mark.parametrize("program", [*_FROZEN, *_OTHERS])
 def test_branches_and_frozen_layers_are_left_alone(program, tmp_path):
     assert "trained-base" not in names(program, tmp_path / "run.json")
 

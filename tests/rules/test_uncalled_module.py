@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -153,3 +154,119 @@ def test_an_entry_of_a_dictionary_that_nothing_reads_is_told_with_its_own_line(t
 
 def test_entries_that_a_variable_names_may_be_called_later(tmp_path):
     assert "uncalled-module" not in names(lambda: training(ByKind()), tmp_path / "run.json")
+
+
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into = nn.Linear(WIDTH, 16)
+        self.back = nn.Sequential(nn.Linear(16, WIDTH), nn.Linear(WIDTH, 2 * WIDTH))
+
+    def forward(self, x):
+        return self.back(self.into(x))
+
+
+class Half(Whole):
+    """It has a `forward` of its own, which does without a part of its base class."""
+
+    def forward(self, x):
+        return self.into(x)
+
+
+class Stack(nn.Module):
+    """The first few layers of several, each of which is a small part of the peak."""
+
+    def __init__(self, used):
+        super().__init__()
+        self.used = used
+        self.stacked = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(16)])
+
+    def forward(self, x):
+        for layer in self.stacked[: self.used]:
+            x = layer(x)
+        return x
+
+
+class Averaged(nn.Module):
+    """Weights of layers that are not called are read."""
+
+    def __init__(self):
+        super().__init__()
+        layers = [nn.Linear(WIDTH, WIDTH) for _ in range(16)]
+        self.averaged = nn.ModuleList(layers).requires_grad_(False)
+        self.bias = nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x):
+        mean = torch.stack([layer.weight for layer in self.averaged]).mean(0)
+        for layer in self.averaged[:2]:
+            x = layer(x)
+        return x @ mean + self.bias
+
+
+class OfTask(nn.Module):
+    def __init__(self):
+        super().__init__()
+        sizes = {"words": 8 * WIDTH, "tags": 16}
+        self.of_task = nn.ModuleDict({name: nn.Linear(WIDTH, n) for name, n in sizes.items()})
+
+    def forward(self, x, task="tags"):
+        return self.of_task[task](x)
+
+
+def of_a_base_class():
+    return training(Half())
+
+
+def of_a_list():
+    return training(Stack(4))
+
+
+def of_a_task():
+    return training(OfTask())
+
+
+def averaged():
+    return training(Averaged())
+
+
+@pytest.mark.parametrize(
+    ("program", "module", "code", "unused", "nbytes"),
+    [
+        (
+            of_a_base_class,
+            "Half.back",
+            "self.back = nn.Sequential(nn.Linear(16, WIDTH), nn.Linear(WIDTH, 2 * WIDTH))",
+            "back",
+            4 * (16 * WIDTH + WIDTH + 2 * WIDTH * WIDTH + 2 * WIDTH),
+        ),
+        (
+            of_a_list,
+            "Stack.stacked.4 to .15",
+            "self.stacked = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(16)])",
+            "stacked[4:16]",
+            12 * 4 * (WIDTH * WIDTH + WIDTH),
+        ),
+        (
+            of_a_task,
+            "OfTask.of_task.words",
+            "self.of_task = nn.ModuleDict({name: nn.Linear(WIDTH, n) for name, n in sizes.items()})",
+            "of_task.words",
+            4 * (8 * WIDTH * WIDTH + 8 * WIDTH),
+        ),
+    ],
+)
+def test_what_the_program_ended_without_is_told(program, module, code, unused, nbytes, tmp_path):
+    """While the program runs, its files may still call it."""
+    found = findings_of(program, tmp_path / "run.json", 20, is_over=True)[0]
+    (only,) = found.remedies
+    assert (found.rule, found.bytes) == ("uncalled-module", nbytes)
+    assert f"`{module}`, which no step calls" in found.title
+    assert (only.fix, only.code, only.saves_bytes) == ("del_ref", code, nbytes)
+    assert f"`del model.{unused}`" in only.why
+    assert "uncalled-module" not in names(program, tmp_path / "goes-on.json")
+
+
+@pytest.mark.parametrize("program", [averaged, looks_alike])
+def test_weights_that_are_read_without_a_call_are_used(program, tmp_path):
+    found = findings_of(program, tmp_path / "run.json", 20, is_over=True)
+    assert "uncalled-module" not in [one.rule for one in found]

@@ -99,6 +99,36 @@ class Adding(Layer):
         return mixed
 
 
+class Summing(Layer):
+    """A generator goes through the results, each with its column of the gates."""
+
+    def forward(self, x):
+        weight, chosen = self.choose(x)
+        gates = torch.zeros(len(x), EXPERTS).scatter(-1, chosen, weight)
+        outputs = [expert(x) for expert in self.experts]
+        return sum(gates[:, number, None] * made for number, made in enumerate(outputs))
+
+
+class SummedInLoop(Layer):
+    def forward(self, x):
+        weight, chosen = self.choose(x)
+        gates = torch.zeros(len(x), EXPERTS).scatter(-1, chosen, weight)
+        outputs = [expert(x) for expert in self.experts]
+        mixed = 0
+        for gate, made in zip(gates.unbind(1), outputs, strict=True):
+            mixed = mixed + gate[:, None] * made
+        return mixed
+
+
+class SumOfAll(Layer):
+    """A generator goes through all results, and the choice is beside them."""
+
+    def forward(self, x):
+        weight, _chosen = self.choose(x)
+        outputs = [expert(x) for expert in self.experts]
+        return sum(made / (number + 1) for number, made in enumerate(outputs)) * weight[:, :1]
+
+
 class Routing(Layer):
     """Each expert has the rows that chose it."""
 
@@ -163,6 +193,8 @@ def unchosen(program, path):
         (Weighing, USED, "made = expert(x)"),
         (Routed, USED, "made = [expert(x) for expert in self.experts]"),
         (Adding, USED, "mixed += share * expert(x)"),
+        (Summing, USED, "outputs = [expert(x) for expert in self.experts]"),
+        (SummedInLoop, USED, "outputs = [expert(x) for expert in self.experts]"),
         (Switch, 1, "made = torch.stack([expert(x) for expert in self.experts])"),
     ],
 )
@@ -175,7 +207,7 @@ def test_what_is_computed_and_not_chosen_is_told(layer, used, code, tmp_path):
     assert first.saves_bytes == round(found.match.saving.bytes * (1 - used / EXPERTS))
 
 
-@pytest.mark.parametrize("layer", [Routing, Soft, Ensemble])
+@pytest.mark.parametrize("layer", [Routing, Soft, Ensemble, SumOfAll])
 def test_experts_of_which_all_are_used_are_left_alone(layer, tmp_path):
     assert not unchosen(trained(layer), tmp_path / "run.json")
 

@@ -102,3 +102,24 @@ def peak(path):
 @pytest.mark.parametrize("program", [divided, learning])
 def test_nothing_is_said_where_it_is_thrown_or_would_save_nothing(program, tmp_path):
     assert "undivided-batch" not in names(program, tmp_path / "run.json")
+
+
+def sketching():
+    """No tensor is large, and all of them together are nearly all of the peak."""
+    one = decoder()
+
+    @torch.no_grad()
+    def step(number):
+        return one.sketch(torch.rand(PICTURES, VALUES)).mean().item()
+
+    return step
+
+
+def test_many_tensors_of_a_batch_may_be_made_none_of_which_is_large(tmp_path):
+    (found,) = findings_of(sketching, tmp_path / "run.json")
+    (first,) = found.remedies
+    assert (found.rule, found.minor, first.fix) == ("undivided-batch", False, "divide_batch")
+    assert found.title.endswith(" are made for a whole batch at once by `sketch`")
+    every = sum(range(SCALE, SCALE + 12)) * PICTURES * VALUES * 4
+    assert every <= found.bytes < 1.02 * every
+    assert first.why.startswith("`one.enable_division()` has `sketch` work on the parts")

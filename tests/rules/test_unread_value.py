@@ -8,6 +8,7 @@ from torch import nn
 
 import memprof
 from memprof.rules.ranked_findings import findings
+from tests.rules.recorded import findings_of
 
 ROWS, WIDTH = 256, 1024
 
@@ -170,6 +171,39 @@ def test_a_small_value_of_the_same_step_is_none(tmp_path):
             memprof.step()
 
     assert [one for one in recorded(job, tmp_path / "run.json") if one.rule == "unread-value"] == []
+
+
+class Reader(nn.Module):
+    """It returns a product of matrices, and beside it what it was computed of."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(64, 4 * WIDTH)
+
+    def forward(self, x):
+        hidden = x.relu()
+        return self.head(hidden), hidden
+
+
+class Trainer:
+    def __init__(self):
+        self.model, self.criterion = Reader(), nn.CrossEntropyLoss()
+
+    def step(self, number):
+        x, wanted = torch.rand(ROWS, 64), torch.randint(4 * WIDTH, (ROWS,))
+        logits, _ = self.model(x)
+        loss = self.criterion(logits.reshape(ROWS, -1), wanted)
+        loss.backward()
+        self.model.zero_grad()
+
+
+def test_one_of_several_results_is_known_by_its_place(tmp_path):
+    found = findings_of(lambda: Trainer().step, tmp_path / "run.json")[0]
+    (first,) = found.remedies
+    assert (found.rule, found.bytes) == ("unread-value", ROWS * 4 * WIDTH * 4)
+    assert "stay in `logits`, which nothing reads after line" in found.title
+    assert (first.fix, first.saves_bytes) == ("del_ref", ROWS * 4 * WIDTH * 4)
+    assert first.code == "loss = self.criterion(logits.reshape(ROWS, -1), wanted)"
 
 
 class Buffer:

@@ -375,3 +375,170 @@ def test_passes_that_are_gone_at_the_peak_are_none_of_it(tmp_path):
     findings_of(lambda: PeakElsewhere().step, tmp_path / "run.json")
     windows = [w for one in examine(load(tmp_path / "run.json")).devices for w in one.windows]
     assert [match for window in windows for match in RULE.matches(window)] == []
+
+
+class Values(nn.Module):
+    """The policy's and the target's class: both run the same lines."""
+
+    def __init__(self):
+        super().__init__()
+        layers = (m for _ in range(6) for m in (nn.Linear(WIDTH, WIDTH), nn.Tanh()))
+        self.body, self.out = nn.Sequential(*layers), nn.Linear(WIDTH, 4)
+
+    def forward(self, x):
+        return self.out(self.body(x))
+
+
+def of_one_class():
+    policy, target = Values(), Values()
+    optimizer = torch.optim.SGD(policy.parameters(), 0.1)
+
+    def step(number):
+        states, actions = torch.rand(ROWS, WIDTH), torch.randint(4, (ROWS, 1))
+        values = policy(states).gather(1, actions)
+        wanted = target(states).max(1).values.detach()
+        loss = (values.squeeze(1) - wanted).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def test_the_line_is_that_of_the_model_that_learns_nothing(tmp_path):
+    found, *_ = findings_of(of_one_class, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("unvisited-graph", "no_grad")
+    assert first.code == "wanted = target(states).max(1).values.detach()"
+
+
+class Generator(nn.Module):
+    """Its one method calls functions: what graphs save is made in one module."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, z):
+        for layer in self.layers:
+            z = torch.relu(layer(z))
+        return z
+
+
+def judged():
+    """The judge learns from what is made and cut off; now and then the generator learns, too."""
+    generator, judge = Generator(), nn.Linear(WIDTH, 1)
+    optimizer = torch.optim.SGD([*generator.parameters(), *judge.parameters()], 0.1)
+
+    def judge_learns():
+        made = generator(torch.rand(ROWS, WIDTH))
+        judge(made.detach()).mean().backward()
+
+    def step(number):
+        judge_learns()
+        if number % 4 == 3:
+            judge(generator(torch.rand(ROWS // 4, WIDTH))).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def test_a_pass_of_one_module_that_calls_functions_is_cut_off_as_others_are(tmp_path):
+    found, *_ = findings_of(judged, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("unvisited-graph", "no_grad")
+    assert first.code == "made = generator(torch.rand(ROWS, WIDTH))"
+
+
+class Functional(nn.Module):
+    """Its activations are functions: what a graph keeps is of one module."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.third, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        x = torch.relu(self.second(x))
+        x = torch.relu(self.third(x))
+        return self.last(x)
+
+
+class Returning(Functional):
+    """It returns all that it computes on the way, which the loss reads."""
+
+    def forward(self, x):
+        first = torch.relu(self.first(x))
+        second = torch.relu(self.second(first))
+        return first, second, torch.relu(self.third(second))
+
+
+def functional():
+    policy, target = Functional(), Functional()
+
+    def step(number):
+        states = torch.rand(ROWS, WIDTH)
+        wanted = target(states).max(1)[0]
+        loss = (policy(states).max(1)[0] - wanted.detach()).square().mean()
+        loss.backward()
+        policy.zero_grad()
+
+    return step
+
+
+def hidden_layers():
+    policy, target = Returning(), Returning().requires_grad_(False)
+
+    def step(number):
+        states = torch.rand(ROWS, WIDTH)
+        wanted = target(states)
+        pairs = zip(policy(states), wanted, strict=True)
+        sum((own - one).square().mean() for own, one in pairs).backward()
+        policy.zero_grad()
+
+    return step
+
+
+def test_a_model_that_calls_functions_keeps_what_its_variables_had(tmp_path):
+    found, *_ = findings_of(functional, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (found.rule, found.bytes) == ("unvisited-graph", 3 * ROWS * WIDTH * 4)
+    assert (first.fix, first.code) == ("no_grad", "wanted = target(states).max(1)[0]")
+
+
+def test_what_a_model_returns_of_one_module_is_no_graph(tmp_path):
+    assert "unvisited-graph" not in names(hidden_layers, tmp_path / "run.json")
+
+
+class Residual(nn.Module):
+    """A block that teacher and student have alike."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.down(self.act(self.up(x)))
+
+
+def in_one_line():
+    teacher, student = nn.Sequential(*(Residual() for _ in range(4))), nn.Sequential(Residual())
+
+    def step(number):
+        x = torch.rand(ROWS, WIDTH)
+        loss = nn.functional.mse_loss(student(x), teacher(x).detach())
+        loss.backward()
+        student.zero_grad()
+
+    return step
+
+
+def test_a_line_that_runs_what_learns_as_well_is_not_to_be_without_gradients(tmp_path):
+    found, *_ = findings_of(in_one_line, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("unvisited-graph", "no_grad")
+    assert first.code == "loss = nn.functional.mse_loss(student(x), teacher(x).detach())"
+    assert first.typed == "with torch.no_grad(): wanted = teacher(x)"
+    assert "this one runs what learns as well" in first.why

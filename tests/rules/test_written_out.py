@@ -82,6 +82,21 @@ def by_layer_norm():
     return training(nn.LayerNorm(WIDTH))
 
 
+def by_methods():
+    """A GELU of methods, by a variable that is bound again."""
+
+    def gelu(x):
+        part = x.div(math.sqrt(2)).erf()
+        part = part.add(1.0).mul(0.5)
+        return x * part
+
+    return training(gelu)
+
+
+def by_gelu():
+    return training(F.gelu)
+
+
 def without_gradients():
     """Nothing waits for a backward pass."""
     layers = nn.Sequential(*[Layer(lambda x: x * torch.sigmoid(x)) for _ in range(LAYERS)])
@@ -120,6 +135,7 @@ def written_out_in(program, tmp_path):
         (fires, "F.gelu", looks_alike),
         (by_sigmoid, "F.silu", by_silu),
         (by_norm, "F.layer_norm", by_layer_norm),
+        (by_methods, "F.gelu", by_gelu),
     ],
 )
 def test_the_function_is_told_and_what_it_saves(program, function, instead, tmp_path):

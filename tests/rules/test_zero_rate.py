@@ -72,6 +72,17 @@ def of_another_optimizer():
     return training(net, first, lambda _: second.step())
 
 
+def blocks():
+    """Two of four blocks have a rate of 0; the model has nothing around these two alone."""
+    net = nn.Sequential(
+        *(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3)), nn.Linear(WIDTH, 4)
+    )
+    optimizer = torch.optim.AdamW(net[-1].parameters(), lr=1e-3)
+    for block, factor in zip(net, (0, 0, 0.5), strict=False):
+        optimizer.add_param_group({"params": block.parameters(), "lr": 1e-3 * factor})
+    return training(net, optimizer)
+
+
 def frozen():
     net = Probe()
     net.backbone.requires_grad_(False)
@@ -86,6 +97,15 @@ def test_gradients_and_states_of_the_backbone_are_told_with_the_optimizer(tmp_pa
     assert "`Probe.backbone`" in found.title
     assert found.remedies[0].fix == "freeze_params"
     assert load(path).unmoved == {"Probe.backbone.0", "Probe.backbone.2"}
+    assert not found.minor
+
+
+def test_only_modules_with_a_rate_of_0_are_named(tmp_path):
+    (found,) = [
+        one for one in findings_of(blocks, tmp_path / "run.json") if one.rule == "zero-rate"
+    ]
+    assert " of `Sequential.0` and `Sequential.1`, which every step multiplies" in found.title
+    assert found.remedies[0].fix == "freeze_params"
     assert not found.minor
 
 

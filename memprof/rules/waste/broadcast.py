@@ -24,7 +24,9 @@ _LEAST_SIDE = 16
 """A smaller table takes no more than a few blocks, which have sizes that many share."""
 _BYTES = ((4, 4), (2, 2), (8, 8), (1, 4), (1, 8))
 """Of a value in the table and in the vectors: sums and losses in one type, or comparisons, whose
-results are booleans."""
+results are booleans, …"""
+_OF_NUMBERS = ((4, 4), (4, 8), (4, 2), (4, 1))
+"""… or numbers that these are made in the same statement: ``(guess == labels).float()``."""
 _ELEMENTWISE = frozenset(
     ("add", "div", "eq", "isclose", "maximum", "minimum", "mul", "ne", "sub", "where")
 )
@@ -60,7 +62,7 @@ class Broadcast(WasteRule[Table]):
     name = "broadcast"
     summary = "operands of different shapes broadcast to a table of n × n"
     fixes = ("reshape", "chunk")
-    yields_to = ("grown-by-copy", "diagonal-matrix")
+    yields_to = ("grown-by-copy", "diagonal-matrix", "summed-products")
 
     def matches(self, window: Window) -> Iterator[Table]:
         """The large tensor of the peak, where two of the square root of its values went in."""
@@ -108,7 +110,7 @@ def _side(window: Window, large: LargeTensor) -> int:
     # a larger tensor.
     stacks = window.lives.stack[earlier & ~window.has_owner & (window.lives.requested == requested)]
     least = 1 if _is_of_loss(place) and not (stacks != window.lives.stack[row]).any() else 2
-    for width, operand in _BYTES:
+    for width, operand in _OF_NUMBERS if _makes_numbers(place) else _BYTES:
         if not _may_have(place, window, width):
             continue
         side: int = round((requested / width) ** 0.5)
@@ -124,8 +126,7 @@ def _may_have(place: Place, window: Window, width: int) -> bool:
     Of two bytes where the program speaks of half precision, of one where it compares.
     """
     if width == 1:
-        compares = any(isinstance(one, ast.Compare) for one in ast.walk(place.statement))
-        return compares or bool(calls_in(place.statement, *_COMPARING))
+        return _compares(place)
     return width != _HALF or any(
         (isinstance(node, ast.Attribute) and node.attr in _OF_HALF)
         or (isinstance(node, ast.Name) and node.id in _OF_HALF)
@@ -133,6 +134,16 @@ def _may_have(place: Place, window: Window, width: int) -> bool:
         for program in window.programs
         for node in program.nodes
     )
+
+
+def _compares(place: Place) -> bool:
+    is_operator = any(isinstance(one, ast.Compare) for one in ast.walk(place.statement))
+    return is_operator or bool(calls_in(place.statement, *_COMPARING))
+
+
+def _makes_numbers(place: Place) -> bool:
+    """Whether a statement compares and has what comes of it as 32 bit numbers."""
+    return _compares(place) and bool(calls_in(place.statement, "float"))
 
 
 def _combines(place: Place) -> bool:

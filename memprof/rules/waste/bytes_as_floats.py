@@ -69,7 +69,7 @@ class BytesAsFloats(WasteRule[Bytes]):
     name = "bytes-as-floats"
     summary = "values of 0 to 255 are kept in a floating type"
     fixes = ("keep_bytes",)
-    yields_to = ("mostly-zeros",)
+    yields_to = ("mostly-zeros", "widened-weights")
 
     def matches(self, window: Window) -> Iterator[Bytes]:
         """What stays over the steps and is filled with, or made of, a quotient by 255.

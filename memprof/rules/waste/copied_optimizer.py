@@ -13,7 +13,7 @@ from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.frame_kind import is_copy_module
 from memprof.source_code.program import Place, calls_in, place_of
-from memprof.trace import Category, Phase
+from memprof.trace import SURVIVOR_AGE, Category, Phase
 from memprof.units import format_bytes
 from memprof.views.stacks import made_through
 from memprof.views.window import Bools, Ints, Window
@@ -30,6 +30,8 @@ _FEWEST = 2
 """Copied states: a single tensor may be as large by chance."""
 _NEARLY_ALL = 0.9
 """Of the bytes that are copied and no model's: so much must have the sizes of states."""
+_SEVERAL = 3
+"""Copies of as many steps, that are there together: more and more of them."""
 _COPY = "deepcopy"
 
 
@@ -55,20 +57,29 @@ class CopiedOptimizer(WasteRule[CopiedStates]):
         if len(window.steps) < _FEWEST_STEPS:
             return
         copied = made_through(window, lambda frame: is_copy_module(frame.filename))
-        copied &= window.at_peak & window.stays
-        for site in window.large_sites(copied & ~window.has_owner, _LEAST_SHARE):
+        stays = window.stays | (window.freed_in - window.made_in >= SURVIVOR_AGE)
+        # The last copy of several may have been made just before the recording ended.
+        copied &= np.isin(window.lives.stack, window.lives.stack[copied & stays])
+        there = copied & window.at_peak
+        for site in window.large_sites(there & ~window.has_owner, _LEAST_SHARE):
             own = copied & (window.site == site)
             place = place_of(window.owners.sites.frames[site])
             source = _source(place) if place is not None else ""
             if not source or not _is_called_alone(window, own):
                 continue
-            rows = _of_states(window, own & ~window.has_owner)
+            of_states = _of_states(window, own & ~window.has_owner)
+            rows = of_states[there[of_states]]
+            # Of a copy whose model is not known, what the same calls made.
+            alike = np.isin(window.lives.stack, np.unique(window.lives.stack[of_states]))
+            alike &= window.lives.requested >= _LEAST_STATE
+            every = np.flatnonzero(own & ~window.has_owner & alike)
             if len(rows) and window.share(int(window.lives.size[rows].sum())) >= _LEAST_SHARE:
                 yield CopiedStates(
                     row=int(rows[window.lives.size[rows].argmax()]),
                     rows=rows,
                     nbytes=int(window.lives.size[rows].sum()),
-                    saving=window.replayed(window.whole(rows)),
+                    saving=window.replayed(window.whole(every)),
+                    rises=len(np.unique(window.made_in[rows])) >= _SEVERAL,
                     source=source,
                 )
 
@@ -113,7 +124,19 @@ def _is_called_alone(window: Window, copied: Bools) -> bool:
 
 
 def _of_states(window: Window, copied: Bools) -> Ints:
-    """What has the sizes of states that were there before, one for one; else empty."""
+    """What has the sizes of states that were there before, one for one in each copy; else empty.
+
+    A copy that is made now and then is one of each step that makes it.
+    """
+    of_steps = [
+        _of_one_copy(window, copied & (window.made_in == step))
+        for step in np.unique(window.made_in[copied]).tolist()
+    ]
+    rows: Ints = np.concatenate([*of_steps, np.zeros(0, dtype=np.int64)])
+    return rows
+
+
+def _of_one_copy(window: Window, copied: Bools) -> Ints:
     lives = window.lives
     rows = np.flatnonzero(copied & (lives.requested >= _LEAST_STATE))
     if len(rows) < _FEWEST:

@@ -101,7 +101,7 @@ class CopiedWindowsRule(WasteRule[Windows]):
             return
         sequence = match.windows.sequence
         if match.windows.is_converted:
-            sequence = f"torch.from_numpy({sequence})"
+            sequence = f"torch.as_tensor({sequence})"  # an array, or a list
         why = (
             f"`{sequence}.unfold(0, size, step)` shows the same windows and takes no memory: index "
             f"it for each batch. {format_bytes(match.nbytes)} are copies."

@@ -10,8 +10,12 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.large_tensor import large_tensor, match_of
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.call_sites import calls_of
 from memprof.source_code.program import Place, called_name, place_of
+from memprof.source_code.values import returned_by
+from memprof.trace import Frame
 from memprof.units import format_bytes
+from memprof.views.stacks import made_through
 from memprof.views.window import Bools, Window
 
 __all__ = ["RULE"]
@@ -27,6 +31,8 @@ _TO_SPARSE = frozenset(
         "to_sparse_csr",
     )
 )
+_DEEPEST = 3
+"""Functions that call one another, until it is given up."""
 
 
 class DenseDetour(WasteRule[Match]):
@@ -40,9 +46,12 @@ class DenseDetour(WasteRule[Match]):
     def matches(self, window: Window) -> Iterator[Match]:
         """The large tensor of the peak, made in a function between the one and the other."""
         large = large_tensor(window)
-        if large is None or large.place is None or not _is_between(large.place):
+        place = large.place if large is not None else None
+        functions = list(_detour(place)) if place is not None else []
+        if large is None or not functions:
             return
-        spared = large.in_every_step & _made_in(window, large.place.function)
+        made = np.logical_or.reduce([_made_in(window, one) for one in functions])
+        spared = large.in_every_step & made
         yield match_of(window, large, spared)
 
     def title(self, match: Match) -> str:  # noqa: ARG002 - every match reads the same
@@ -59,16 +68,30 @@ class DenseDetour(WasteRule[Match]):
         yield Advice("sparse_values", why, case.site)
 
 
+def _detour(place: Place, depth: int = 0) -> Iterator[ast.AST]:
+    """The functions that go the detour that a statement is in; none without one.
+
+    One makes something dense up to the statement and sparse after it, also by functions of the
+    file. Else each of its callers does, around the call.
+    """
+    if place.function is None or depth > _DEEPEST:
+        return
+    if _is_between(place):
+        yield place.function
+        return
+    around = [list(_detour(at, depth + 1)) for at, _ in calls_of(place)]
+    if all(around):
+        yield from (one for each in around for one in each)
+
+
 def _is_between(place: Place) -> bool:
     """Whether the function makes something dense up to a statement, and sparse after it."""
-    if place.function is None:
-        return False
+    assert place.function is not None
     lines: dict[str, list[int]] = {"dense": [], "sparse": []}
     for node in ast.walk(place.function):
-        name = called_name(node)
-        if name in _TO_DENSE:
+        if _converts(place, node, _TO_DENSE):
             lines["dense"].append(getattr(node, "lineno", 0))
-        elif name in _TO_SPARSE:
+        elif _converts(place, node, _TO_SPARSE):
             lines["sparse"].append(getattr(node, "lineno", 0))
     end = place.statement.end_lineno or place.line
     return any(line <= end for line in lines["dense"]) and any(
@@ -76,12 +99,24 @@ def _is_between(place: Place) -> bool:
     )
 
 
-def _made_in(window: Window, function: ast.AST | None) -> Bools:
-    """Per lifetime: whether a line of the function's own made it."""
-    places = map(place_of, window.owners.sites.frames)
-    own = np.array([place is not None and place.function is function for place in places])
-    made: Bools = own[window.site]
-    return made
+def _converts(place: Place, node: ast.AST, names: frozenset[str]) -> bool:
+    """Whether a call is of one of some methods, or of a function that does no more than that."""
+    if called_name(node) in names:
+        return True
+    return any(
+        called_name(value) in names and at.function is not place.function
+        for at, value in returned_by(place, node)
+    )
+
+
+def _made_in(window: Window, function: ast.AST) -> Bools:
+    """Per lifetime: whether a function made it, or what that called."""
+
+    def is_inside(frame: Frame) -> bool:
+        place = place_of(frame)
+        return place is not None and place.function is function
+
+    return made_through(window, is_inside)
 
 
 RULE = DenseDetour()

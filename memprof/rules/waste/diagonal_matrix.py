@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
+import numpy as np
+
 from memprof.rules.case import Case
 from memprof.rules.large_tensor import large_tensor, made_by_its_statement, match_of
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Place, bound_names, called_name, own_calls
+from memprof.source_code.call_sites import calls_of
+from memprof.source_code.program import Place, bound_names, called_name, own_calls, place_of
 from memprof.source_code.scopes import nodes_around, reads_of
 from memprof.units import format_bytes
 from memprof.views.window import Window
@@ -19,6 +22,10 @@ __all__ = ["RULE"]
 
 _MAKERS = ("diag", "diag_embed", "diagflat", "eye")
 _PRODUCTS = frozenset(("addmm", "bmm", "einsum", "linear", "matmul", "mm"))
+_DEEPEST = 3
+"""Functions that return what another one returns, until it is given up."""
+_LEAST_SHARE = 0.1
+"""Of the peak, where others are as large."""
 _NORMAL = "MultivariateNormal"
 """A distribution that takes a matrix of covariances."""
 
@@ -39,11 +46,14 @@ class DiagonalMatrix(WasteRule[Diagonal]):
     fixes = ("multiply_by_vector",)
 
     def matches(self, window: Window) -> Iterator[Diagonal]:
-        """The large tensor of the peak, made of a diagonal, and only multiplied or handed over."""
+        """The large tensor of the peak, made of a diagonal, and only multiplied or handed over.
+
+        Or one of several as large: what it is multiplied by, and the product, may be of its size.
+        """
         large = large_tensor(window)
-        if large is None or large.place is None or not made_by_its_statement(window, large.row):
+        if large is None:
             return
-        use = _only_use(large.place)
+        use = _use_of_row(window, large.row)
         if use is not None:
             match = match_of(window, large, large.in_every_step)
             yield Diagonal(
@@ -53,6 +63,15 @@ class DiagonalMatrix(WasteRule[Diagonal]):
                 saving=match.saving,
                 is_covariance=use is _Use.COVARIANCE,
             )
+            return
+        for stack in np.unique(window.lives.stack[large.there]).tolist():
+            rows = large.there[window.lives.stack[large.there] == stack]
+            nbytes = int(window.lives.size[rows].sum())
+            if window.share(nbytes) < _LEAST_SHARE or _use_of_row(window, int(rows[0])) is None:
+                continue
+            made = np.flatnonzero(large.in_every_step & (window.lives.stack == stack))
+            saving = window.replayed(window.whole(made))
+            yield Diagonal(row=int(rows[0]), rows=rows, nbytes=nbytes, saving=saving)
 
     def title(self, match: Diagonal) -> str:  # noqa: ARG002 - every match reads the same
         """Say what most of it is."""
@@ -83,21 +102,41 @@ class _Use(Enum):
     COVARIANCE = auto()
 
 
+def _use_of_row(window: Window, row: int) -> _Use | None:
+    place = place_of(window.frame_of(row))
+    is_own = place is not None and made_by_its_statement(window, row)
+    return _only_use(place) if place is not None and is_own else None
+
+
 def _only_use(place: Place) -> _Use | None:
     """What a statement makes a diagonal matrix for; None where it is for anything else besides."""
     makers = own_calls(place.statement, *_MAKERS)
     if len(makers) != 1:
         return None
-    statement, maker = place.statement, _with_values(place.statement, makers[0])
-    if maker is None:
-        return None
-    if not isinstance(statement, ast.Assign) or statement.value is not maker:
-        return _use(maker, nodes_around(statement, maker))
+    maker = _with_values(place.statement, makers[0])
+    uses = _uses_of(place, maker) if maker is not None else set()
+    return uses.pop() if len(uses) == 1 else None
+
+
+def _uses_of(place: Place, value: ast.expr, depth: int = 0) -> set[_Use | None]:
+    """What an expression of a statement is, or the name that it is bound to.
+
+    What a function returns is what its calls are.
+    """
+    statement = place.statement
+    if isinstance(statement, ast.Return) and statement.value is value and depth < _DEEPEST:
+        calls = calls_of(place)
+        return {use for at, call in calls for use in _uses_of(at, call, depth + 1)}
+    if not isinstance(statement, ast.Assign) or statement.value is not value:
+        return {_use(value, nodes_around(statement, value))}
     names = [one.id for one in bound_names(statement) if isinstance(one, ast.Name)]
     if len(names) != 1:
-        return None
-    uses = {_use(load, around) for load, around in reads_of(place.scope, names[0])}
-    return uses.pop() if len(uses) == 1 else None
+        return set()
+    reads = list(reads_of(place.scope, names[0]))
+    if len(reads) == 1 and isinstance(reads[0][1][-1], ast.Return):
+        at = place.program.place(reads[0][0])
+        return _uses_of(at, reads[0][0], depth) if at is not None else set()
+    return {_use(load, around) for load, around in reads}
 
 
 def _with_values(statement: ast.stmt, maker: ast.Call) -> ast.expr | None:

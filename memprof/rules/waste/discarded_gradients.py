@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.rules.case import Case
-from memprof.rules.needless_graphs import line_of_its_own, without_graph
+from memprof.rules.needless_graphs import given_no_graph, line_of_its_own, without_graph
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.trace import Category, Frame, Phase
 from memprof.units import format_bytes
@@ -31,6 +31,8 @@ class Discarded(Match):
     """The model, as a person would name it."""
     called_at: Frame | None = None
     """The user's line from which it, and nothing that those passes train, was called."""
+    is_shared: bool = False
+    """That line calls what they train as well: ``critic(generator(noise))``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,10 @@ class DiscardedGradients(WasteRule[Discarded]):
             f"The backward pass goes on into {match.modules}, and what it computes there is "
             "cleared before any optimizer reads it"
         )
+        if match.is_shared:
+            reason = f"{why}; {format_bytes(match.nbytes)} are kept for that"
+            yield Advice("detach", f"{reason}. Cut its output off.", site)
+            return
         reason = f"{why}; {format_bytes(match.nbytes)} are kept for that"
         yield Advice("no_grad", f"{reason}. Call it under `no_grad()`.", site)
         cut = f"Or cut its output off: {why[:1].lower()}{why[1:]}."
@@ -193,7 +199,11 @@ def _near(window: Window, modules: frozenset[int]) -> Bools:
 
 
 def _graph_of(window: Window, one: _Pass, inside: Bools) -> Ints | None:
-    """What a pass frees of activations of modules; None where a trained one ran before them."""
+    """What a pass frees of activations of modules; None where a trained one may lead to them.
+
+    One that runs before them does, but where they are known to be called with nothing that takes a
+    gradient: ``critic(real)``, and then ``critic(generator(noise))``.
+    """
     lives = window.lives
     freed = (lives.free >= one.begin) & (lives.free <= one.end)
     graph = inside & freed & (lives.alloc > one.after) & (window.category == Category.ACTIVATION)
@@ -209,7 +219,9 @@ def _graph_of(window: Window, one: _Pass, inside: Bools) -> Ints | None:
     if not len(forward):
         return None  # what it trains is called in a way that shows no module
     first = one.after + 1 + int(forward[0])
-    return rows if not len(rows) or int(lives.alloc[rows].max()) < first else None
+    late = rows[lives.alloc[rows] >= first]
+    is_apart = len(given_no_graph(window, late, set(one.trained))) == len(late)
+    return rows if is_apart else None
 
 
 def _contains(path: str, module: str) -> bool:
@@ -226,6 +238,7 @@ def _match(
     rows = np.union1d(graph, gradients)
     there = rows[window.at_peak[rows]]
     names = sorted(window.owners.module.names[module] for module in modules)
+    called_at, is_shared = _called_at(window, graph, modules, trained)
     around = common_module(names)
     mask = np.zeros(len(window.lives), dtype=bool)
     mask[graph] = True
@@ -235,8 +248,32 @@ def _match(
         nbytes=int(window.lives.size[there].sum()),
         saving=window.replayed(without_graph(window, gradients, graph)),
         modules=f"`{around or names[0]}`",
-        called_at=line_of_its_own(window, graph, trained),
+        called_at=called_at,
+        is_shared=is_shared,
     )
+
+
+def _called_at(
+    window: Window, graph: Ints, modules: frozenset[int], trained: frozenset[int]
+) -> tuple[Frame | None, bool]:
+    """The user's line from which the graph, and nothing that its passes train, was called.
+
+    The model's own passes must not come by it. Where all such lines are in the model, it is the
+    innermost one outside, by which what is trained comes as well: then True.
+    """
+    lives = window.lives
+    learnt = (window.category == Category.ACTIVATION) & (window.freed_by == Phase.BACKWARD)
+    own = np.flatnonzero(_near(window, modules) & learnt)
+    of_own = np.unique(lives.stack[np.setdiff1d(own, graph)]).tolist()
+    taken = {frame for stack in of_own for frame in window.trace.stack(stack)}
+    line = line_of_its_own(window, graph, trained)
+    if line is not None and line not in taken:
+        return line, False
+    stacks = [window.trace.stack(one) for one in np.unique(lives.stack[graph]).tolist()]
+    shared = set(stacks[0]).intersection(*stacks) if stacks else set()
+    lines = (frame for frame in window.user_frames(stacks[0]) if frame in shared - taken)
+    outside = next(lines, None) if stacks else None
+    return outside or line, outside is not None
 
 
 RULE = DiscardedGradients()

@@ -24,6 +24,7 @@ from memprof.source_code.program import (
     root_name,
 )
 from memprof.source_code.scopes import reads_of
+from memprof.source_code.values import returned_by
 from memprof.trace import Frame, Phase
 from memprof.units import format_percent
 from memprof.views.stacks import made_through
@@ -150,29 +151,60 @@ def _next_made(window: Window, rows: Ints) -> Ints:
 def _is_pointwise(programs: Sequence[Program], path: str) -> bool:
     """Whether the layer of a path is made with a kernel of one place, in the source."""
     *_, parent, name = ["", "", *path.split(".")]
-    made: list[ast.expr] = []
+    made: list[tuple[Program, ast.expr]] = []
     for program in programs:
         for node in program.nodes:
             for target, value in assigned(node) if isinstance(node, ast.Assign) else ():
                 last = target.attr if isinstance(target, ast.Attribute) else ""
                 if last == name and value is not None:
-                    made.append(value)
-                elif last == parent and name.isdigit() and isinstance(value, ast.Call):
-                    made += list(value.args)[int(name) : int(name) + 1]
-    return bool(made) and all(_has_one_place(value) for value in made)
+                    made.append((program, value))
+                elif last == parent and isinstance(value, ast.Call):
+                    made += [(program, one) for one in _members(value, name)]
+    return bool(made) and all(_has_one_place(program, value) for program, value in made)
 
 
-def _has_one_place(value: ast.expr) -> bool:
+def _members(container: ast.Call, name: str) -> Iterator[ast.expr]:
+    """The modules that a call puts under a number or a name into an ``nn.Sequential`` or the like.
+
+    Of a comprehension each may be it.
+    """
+    for given in container.args[:1]:
+        if isinstance(given, ast.Dict):
+            for key, value in zip(given.keys, given.values, strict=True):
+                if isinstance(key, ast.Constant) and key.value == name:
+                    yield value
+            return
+        if isinstance(given, (ast.GeneratorExp, ast.ListComp)):
+            yield given.elt
+            return
+        if isinstance(given, ast.DictComp):
+            yield given.value
+            return
+    items = container.args
+    if len(items) == 1 and isinstance(items[0], (ast.List, ast.Tuple)):
+        items = items[0].elts
+    if name.isdigit():
+        yield from items[int(name) : int(name) + 1]
+
+
+def _has_one_place(program: Program, value: ast.expr) -> bool:
+    """Whether a layer looks at one place at a time: also one that a function of the file makes."""
     if called_name(value) == "Linear":
         return True
-    if not isinstance(value, ast.Call) or called_name(value) not in _CONVOLUTIONS:
+    if not isinstance(value, ast.Call):
         return False
+    if called_name(value) not in _CONVOLUTIONS:
+        place = program.place(value)
+        made = returned_by(place, value) if place is not None else []
+        layers = [one for _, one in made if called_name(one) in _CONVOLUTIONS]
+        return 0 < len(layers) == len(made) and all(_has_one_place(program, one) for one in layers)
     size = keyword(value, "kernel_size") or next(iter(value.args[_KERNEL : _KERNEL + 1]), None)
     groups = keyword(value, "groups")
     stride = keyword(value, "stride")
     return all(
         isinstance(one, ast.Constant) and one.value == 1
-        for one in (size, *(other for other in (groups, stride) if other is not None))
+        for given in (size, *(other for other in (groups, stride) if other is not None))
+        for one in (given.elts if isinstance(given, (ast.List, ast.Tuple)) else [given])
     )
 
 

@@ -122,10 +122,8 @@ def _lookups(place: Place, path: str) -> list[ast.Call]:
     calls = own_calls(place.statement)
     if not around:
         return calls
-    names = {name, "embedding"}
     container = around.rpartition(".")[2]
-    if name.isdigit():
-        names |= _items_of(place, container)
+    names = {name, "embedding"} | _items_of(place, container)
     return [
         call
         for call in calls

@@ -59,6 +59,7 @@ class FrozenByAttribute(WasteRule[NotFrozen]):
         assert attribute is not None
         place = attribute.place
         receiver = ast.unparse(attribute.receiver)
+        is_alone = len(getattr(place.statement, "targets", ())) < 2  # else others are set as well
         own = f"{receiver}.requires_grad_(False)"
         why = "A module has no `requires_grad`"
         if attribute.meant:
@@ -69,7 +70,7 @@ class FrozenByAttribute(WasteRule[NotFrozen]):
             f"{why}: the statement sets an attribute that nothing reads, and gradients are "
             f"computed all the same, for {format_bytes(match.nbytes)}.",
             place,
-            patch=diff(place.program, replaced(place.statement, own)),
+            patch=diff(place.program, replaced(place.statement, own)) if is_alone else "",
             typed=own,
         )
 

@@ -85,8 +85,11 @@ def _is_of_real(window: Window, large: LargeTensor, computing: Bools) -> bool:
     on_line = (window.site == window.site[row]) & (window.made_in == window.made_in[row])
     before = (lives.alloc < lives.alloc[row]) & (lives.free > lives.alloc[row])
     given = before & (on_line | ~computing)
-    # The first of its size may be the operand, which the line itself computes.
-    beside = on_line & (lives.alloc > lives.alloc[row]) & (lives.alloc < lives.free[row])
+    # The first of its size may be the operand, which the line itself computes. Once another line
+    # has made something, it is the next time that this one runs.
+    elsewhere = lives.alloc[(window.site != window.site[row]) & (lives.alloc > lives.alloc[row])]
+    end = min(int(lives.free[row]), int(elsewhere.min(initial=lives.free[row])))
+    beside = on_line & (lives.alloc > lives.alloc[row]) & (lives.alloc < end)
     size = int(lives.requested[row])
     is_complex = (given | beside) & (lives.requested == size)
     return bool((given & (lives.requested * _HALF == size)).any()) and not is_complex.any()

@@ -114,8 +114,7 @@ class GatheredRowsRule(WasteRule[GatheredRows]):
 def _given_to_layer(window: Window, rows: Ints, linear: LinearOfEdges) -> Ints:
     """Of what a line made, in the order of time, what came last before each result of the layer."""
     names = window.owners.module.names
-    numbers = {name: number for number, name in enumerate(names)}
-    attribute = linear.layer.partition(".")[2]
+    path = linear.path
     by_statement = made_at_lines(window, linear.place.program.filename, linear.place.lines)
     alloc, made_in = window.lives.alloc, window.made_in
     given: list[int] = []
@@ -123,7 +122,15 @@ def _given_to_layer(window: Window, rows: Ints, linear: LinearOfEdges) -> Ints:
         if linear.is_product:
             results = by_statement & (window.module == module)
         else:
-            results = window.module == numbers.get(f"{names[module]}.{attribute}", -1)
+            layers = [
+                number
+                for number, name in enumerate(names)
+                if name == f"{names[module]}.{path}"
+                or (
+                    path.endswith(".") and name.rpartition(".")[0] == f"{names[module]}.{path[:-1]}"
+                )
+            ]
+            results = np.isin(window.module, layers)
         results &= (window.phase == Phase.FORWARD) & (made_in >= 0)
         own = rows[window.module[rows] == module]
         own = own[np.argsort(alloc[own], kind="stable")]

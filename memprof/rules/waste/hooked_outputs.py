@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -59,8 +60,11 @@ class HookedOutputsRule(WasteRule[KeptByHooks]):
                 match = _match(window, np.flatnonzero(copied), hook)
                 if match is None and containers == {hook.container}:  # no other keeps any
                     match = _waiting(window, hook)
-            elif {hook.container} == on_every_module and hook.is_read_by_keys:
-                match = _unread(window, hook)
+            elif {hook.container} == on_every_module:
+                if hook.is_read_by_keys:
+                    match = _unread(window, hook)
+                elif hook.indices is not None:
+                    match = _unread_of_list(window, hook, len(hook.indices))
             if match is not None:
                 yield match
                 return
@@ -88,7 +92,8 @@ class HookedOutputsRule(WasteRule[KeptByHooks]):
             yield Advice("reduce_predictions", why, at or case.site)
             return
         at = case.place_at(hook.registration.program.filename, hook.registration.line)
-        named = ", ".join(f"`{one}`" for one in match.names[:_MOST_NAMED])
+        indices = [f"{hook.container}[{one}]" for one in sorted(hook.indices or ())]
+        named = ", ".join(f"`{one}`" for one in (match.names or indices)[:_MOST_NAMED])
         why = (
             f"The hook is registered on every module, and {nbytes} of what these return stay in "
             f"`{hook.container}` that nothing asks for: register it on the modules that are read "
@@ -158,19 +163,47 @@ def _unread(window: Window, hook: HookedOutputs) -> KeptByHooks | None:
         for node in program.nodes
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
-    within = [path.partition(".")[2] for path in paths.values()]
-    names = tuple(
-        sorted(name for name in texts if name and any(_is_in(one, name) for one in within))
-    )
+    names, within = _modules_read(list(paths.values()), texts)
     if not names:
         return None
     read = np.zeros(len(rows), dtype=bool)
     for name in names:
-        inside = [at for at, path in paths.items() if _is_in(path.partition(".")[2], name)]
+        inside = [at for at, path in zip(paths, within, strict=True) if _is_in(path, name)]
         own = np.flatnonzero(np.isin(window.module[rows], inside))
         steps = window.made_in[rows[own]]
         read[own[np.append(steps[1:] != steps[:-1], [True])[: len(own)]]] = True
     return _match(window, rows[~read], hook, names)
+
+
+def _modules_read(
+    paths: Sequence[str], texts: AbstractSet[str]
+) -> tuple[tuple[str, ...], list[str]]:
+    """The texts that are the paths of some modules, and all paths within the model of these.
+
+    The model is what was called, or a part of it that all of them are in: ``self.model``.
+    """
+    parts = [path.split(".") for path in paths]
+    for depth in range(1, min(map(len, parts), default=0) + 1):
+        if len({tuple(one[:depth]) for one in parts}) > 1:
+            break
+        within = [".".join(one[depth:]) for one in parts]
+        names = sorted(name for name in texts if name and any(_is_in(one, name) for one in within))
+        if any(not _is_in(one, name) for one in within for name in names):
+            return tuple(names), within
+    return (), []
+
+
+def _unread_of_list(window: Window, hook: HookedOutputs, count: int) -> KeptByHooks | None:
+    """The same of a list of which a few are read, by their places: all but that many per step.
+
+    Which these are is not known: the largest do not count.
+    """
+    rows = np.flatnonzero(kept_beyond_pass(window, to_its_end=True))
+    unread = np.zeros(len(rows), dtype=bool)
+    for step in np.unique(window.made_in[rows]).tolist():
+        own = np.flatnonzero(window.made_in[rows] == step)
+        unread[own[np.argsort(window.lives.size[rows[own]], kind="stable")][:-count]] = True
+    return _match(window, rows[unread], hook)
 
 
 def _is_in(path: str, name: str) -> bool:

@@ -72,7 +72,11 @@ class IdleCheckpointingRule(WasteRule[IdleCheckpointing]):
                 blocks=match.blocks,
                 enabled_at=place,
                 model=ast.unparse(receiver) if receiver is not None else "",
-                is_set_to_train=any(calls_in(one.tree, "train") for one in window.programs),
+                is_set_to_train=any(
+                    isinstance(call.func, ast.Attribute)
+                    for one in window.programs
+                    for call in calls_in(one.tree, "train")
+                ),
                 left=_left_in_evaluation(window, receiver),
             )
 
@@ -89,9 +93,11 @@ class IdleCheckpointingRule(WasteRule[IdleCheckpointing]):
             "are kept all the same: models of transformers and diffusers look at it in training "
             "mode alone, and `from_pretrained` returns them in evaluation mode."
         )
-        left = match.left if match.is_set_to_train else None
+        left = match.left
         if left is not None:
             why += f" Line {left.line} puts it in that, and its function does not put it back."
+            if not match.is_set_to_train:
+                why += f" Call `{model}.train()` there, and before the loop."
         elif match.is_set_to_train:
             why += f" See that `{model}` itself is in training mode when it is called."
         else:

@@ -10,7 +10,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Place, calls_in
+from memprof.source_code.program import Place, Program, calls_in
 from memprof.trace import EMPTY, Category, Phase
 from memprof.units import format_bytes
 from memprof.views.stacks import made_through
@@ -19,6 +19,7 @@ from memprof.views.window import Ints, Window
 __all__ = ["RULE"]
 
 _STEP = "step"
+_ASKING_FOR_GRADIENTS = ("requires_grad", "requires_grad_")
 
 
 class IdleStates(WasteRule[Match]):
@@ -57,13 +58,25 @@ class IdleStates(WasteRule[Match]):
 
     def advice(self, match: Match, case: Case) -> Iterator[Advice]:
         """Give the optimizer what is trained alone."""
+        if any(_freezes(program) for program in case.everywhere):
+            why = "as frozen parameters have no gradient:"
+        else:
+            why = "as no gradient comes to these: freeze them (`requires_grad_(False)`), and"
         yield Advice(
             "trained_parameters",
-            f"{format_bytes(match.nbytes)} are states that no step uses, as frozen parameters have "
-            "no gradient: give the optimizer those alone that are trained.",
+            f"{format_bytes(match.nbytes)} are states that no step uses, {why} give the optimizer "
+            "those alone that are trained.",
             next(_making(case), case.site),
             typed="[p for p in model.parameters() if p.requires_grad]",
         )
+
+
+def _freezes(program: Program) -> bool:
+    """Whether a file says of anything that it requires gradients, or that it does not."""
+    return any(
+        isinstance(node, ast.Attribute) and node.attr in _ASKING_FOR_GRADIENTS
+        for node in program.nodes
+    )
 
 
 def _all_of(window: Window, rows: Ints) -> Ints:

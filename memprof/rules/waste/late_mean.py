@@ -12,7 +12,15 @@ from memprof.rules.case import Case
 from memprof.rules.large_tensor import large_tensor
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idioms import keyword
-from memprof.source_code.program import Place, called_name, calls_in, place_of
+from memprof.source_code.program import (
+    Place,
+    arguments,
+    assigned,
+    bound_names,
+    called_name,
+    calls_in,
+    place_of,
+)
 from memprof.source_code.reductions import summed_indices
 from memprof.source_code.scopes import nodes_around, reads_of
 from memprof.source_code.values import values_of
@@ -31,6 +39,9 @@ _SWAPS = ("1, 2", "2, 1", "-1, -2", "-2, -1")
 _OF_SHAPE = ("device", "dtype", "shape", "size")
 _METHOD_CALL = 2
 """Nodes around a value of which a method is called: the attribute, and the call."""
+_CASTS = frozenset(("bool", "double", "float", "half", "to", "type", "type_as"))
+_BOUNDS = frozenset(("clamp", "clamp_min"))
+"""Methods by which no quotient is by 0."""
 _LINEAR = "Linear"
 _FLOAT = 4
 """Bytes of a value in float32."""
@@ -44,6 +55,17 @@ class _Order:
     instead: str
     lines: frozenset[int]
     """Of the layer's call, and of the mean."""
+    is_of_rows: bool = False
+    """Counted from the last one, the dimension is that of rows, whatever there is before it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Mean:
+    """A mean over positions, as it is written."""
+
+    written: ast.expr
+    weighted: ast.BinOp | None = None
+    """What it is the sum of, where the results are multiplied by weights: by a mask."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +103,7 @@ class LateMeanRule(WasteRule[LateMean]):
                 for at, frame in enumerate(window.owners.sites.frames)
                 if frame.filename == place.program.filename and frame.line in order.lines
             ]
-            if not _has_positions(window, large.row, sites):
+            if not order.is_of_rows and not _has_positions(window, large.row, sites):
                 continue
             of_lines = np.isin(window.origin_site, sites) | np.isin(window.site, sites)
             # The gradient of what the layer makes is its own.
@@ -148,19 +170,62 @@ def _order(place: Place) -> _Order | None:
             continue
         given, rest = ast.unparse(layer.args[0]), ast.unparse(call)[len(ast.unparse(layer)) :]
         instead = f"{ast.unparse(layer.func)}({given}{rest})"
-        return _Order(ast.unparse(call), instead, frozenset(place.lines))
+        lines = frozenset(place.lines)
+        return _Order(ast.unparse(call), instead, lines, ast.unparse(along) == "-2")
     for call in calls_in(place.statement):
         if len(call.args) == 1 and not call.keywords and _is_linear(place, call.func):
             mean, lines = _mean_of(place, call)
+            weighted = mean.weighted if mean is not None else None
+            if weighted is not None and not _is_of_positions(place, weighted.right):
+                continue
             if mean is not None:
-                given = ast.unparse(call.args[0])
-                is_name = isinstance(call.args[0], (ast.Name, ast.Attribute, ast.Call))
-                averaged = f"{given if is_name else f'({given})'}.mean(1)"
-                return _Order(ast.unparse(mean), f"{ast.unparse(call.func)}({averaged})", lines)
+                instead = f"{ast.unparse(call.func)}({_averaged(call.args[0], mean)})"
+                written = mean.written
+                along = keyword(written, "dim") if isinstance(written, ast.Call) else None
+                is_of_rows = along is not None and ast.unparse(along) == "-2"
+                return _Order(ast.unparse(written), instead, lines, is_of_rows)
     return None
 
 
-def _mean_of(place: Place, call: ast.Call) -> tuple[ast.expr | None, frozenset[int]]:
+def _averaged(value: ast.expr, mean: _Mean) -> str:
+    """The same mean of what goes into the layer."""
+    is_name = isinstance(value, (ast.Name, ast.Attribute, ast.Call))
+    given = ast.unparse(value) if is_name else f"({ast.unparse(value)})"
+    if mean.weighted is None:
+        return f"{given}.mean(1)"
+    weights = f"{given} * {ast.unparse(mean.weighted.right)}"
+    return ast.unparse(mean.written).replace(ast.unparse(mean.weighted), weights)
+
+
+def _is_of_positions(place: Place, weights: ast.expr) -> bool:
+    """Whether weights are the same for all features: ``mask.unsqueeze(-1)``, ``mask[..., None]``.
+
+    Or a variable for that.
+    """
+    if isinstance(weights, ast.Name):
+        values = [
+            value
+            for node in ast.walk(place.scope)
+            for target, value in assigned(node)
+            if ast.unparse(target) == weights.id
+        ]
+        return bool(values) and all(
+            value is not None and not isinstance(value, ast.Name) and _is_of_positions(place, value)
+            for value in values
+        )
+    if isinstance(weights, ast.Call):
+        is_last = [*map(ast.unparse, arguments(weights))] in (["-1"], ["2"])
+        if called_name(weights) == "unsqueeze":
+            return is_last
+        inner = weights.func.value if isinstance(weights.func, ast.Attribute) else None
+        is_cast = called_name(weights) in _CASTS and inner is not None
+        return is_cast and inner is not None and _is_of_positions(place, inner)
+    index = weights.slice if isinstance(weights, ast.Subscript) else None
+    entries = index.elts if isinstance(index, ast.Tuple) else []
+    return bool(entries) and isinstance(entries[-1], ast.Constant) and entries[-1].value is None
+
+
+def _mean_of(place: Place, call: ast.Call) -> tuple[_Mean | None, frozenset[int]]:
     """The mean that is all that is read of what a call makes, and the lines of both."""
     lines = frozenset(place.lines)
     statement = place.statement
@@ -171,7 +236,7 @@ def _mean_of(place: Place, call: ast.Call) -> tuple[ast.expr | None, frozenset[i
         return None, lines
     reads = [
         (load, around)
-        for load, around in reads_of(place.scope, target.id)
+        for load, around in _reads(place, target.id)
         if not (isinstance(around[-1], ast.Attribute) and around[-1].attr in _OF_SHAPE)
     ]
     at = place.program.place(reads[0][0]) if len(reads) == 1 else None
@@ -180,11 +245,36 @@ def _mean_of(place: Place, call: ast.Call) -> tuple[ast.expr | None, frozenset[i
     return _mean_around(*reads[0]), lines | frozenset(at.lines)
 
 
-def _mean_around(value: ast.expr, around: Sequence[ast.AST]) -> ast.expr | None:
+def _reads(place: Place, name: str) -> list[tuple[ast.Name, list[ast.AST]]]:
+    """Where what a statement binds is read: up to the statement of its block that binds it anew.
+
+    All reads of the name where that is not known.
+    """
+    inside = place.around[-1] if place.around else place.program.tree
+    fields = (getattr(inside, field, None) for field in ("body", "orelse", "finalbody"))
+    blocks = (one for one in fields if isinstance(one, list) and place.statement in one)
+    block: list[ast.stmt] = next(blocks, [])
+    reads: list[tuple[ast.Name, list[ast.AST]]] = []
+    for statement in block[block.index(place.statement) + 1 :] if block else ():
+        reads += reads_of(statement, name)
+        if name in map(ast.unparse, bound_names(statement)):
+            return reads
+        if any(name in map(ast.unparse, bound_names(node)) for node in ast.walk(statement)):
+            break
+    return [*reads_of(place.scope, name)]
+
+
+def _mean_around(value: ast.expr, around: Sequence[ast.AST]) -> _Mean | None:
     """The mean over positions that is taken of a value, also with its dimensions swapped."""
     waiting, is_swapped = [*around], False
+    weighted: ast.BinOp | None = None
     while waiting:
         parent = waiting[-1]
+        is_product = isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Mult)
+        if isinstance(parent, ast.BinOp) and is_product and parent.left is value and not weighted:
+            value = weighted = parent
+            waiting.pop()
+            continue
         if isinstance(parent, ast.Attribute) and parent.attr == "mT":
             value, is_swapped = parent, not is_swapped
             waiting.pop()
@@ -201,8 +291,40 @@ def _mean_around(value: ast.expr, around: Sequence[ast.AST]) -> ast.expr | None:
             waiting = waiting[:-_METHOD_CALL]
             continue
         outside = waiting[-_METHOD_CALL - 1 if is_method else -_METHOD_CALL :][:1]
-        return _mean(call, given, outside, is_swapped=is_swapped)
+        if weighted is None:
+            mean = _mean(call, given, outside, is_swapped=is_swapped)
+            return _Mean(mean) if mean is not None else None
+        return None if is_swapped else _weighted_mean(call, given, outside, weighted)
     return None
+
+
+def _weighted_mean(
+    call: ast.Call, given: Sequence[ast.expr], outside: Sequence[ast.AST], weighted: ast.BinOp
+) -> _Mean | None:
+    """The quotient of a sum over positions by that of the weights, of which that is the mean.
+
+    ``(rows * mask).sum(1) / mask.sum(1).clamp(min=1)``.
+    """
+    along = keyword(call, "dim") or next(iter(given), None)
+    quotient = outside[0] if outside else None
+    if called_name(call) != "sum" or along is None or ast.unparse(along) not in _POSITIONS:
+        return None
+    if not isinstance(quotient, ast.BinOp) or not isinstance(quotient.op, ast.Div):
+        return None
+    divisor = quotient.right
+    if isinstance(divisor, ast.BinOp) and isinstance(divisor.op, ast.Add):
+        divisor = divisor.left  # what keeps it from 0
+    while isinstance(divisor, ast.Call) and called_name(divisor) in _BOUNDS:
+        function = divisor.func
+        if not isinstance(function, ast.Attribute):
+            return None
+        divisor = function.value
+    weights = ast.unparse(weighted.right)
+    is_of_weights = isinstance(divisor, ast.Call) and called_name(divisor) == "sum"
+    texts = (f"{weights}.sum({ast.unparse(along)}", f"{weights}.sum(dim={ast.unparse(along)}")
+    if quotient.left is not call or not is_of_weights:
+        return None
+    return _Mean(quotient, weighted) if ast.unparse(divisor).startswith(texts) else None
 
 
 def _mean(

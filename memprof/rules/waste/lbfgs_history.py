@@ -12,7 +12,8 @@ from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idioms import arguments_named, keyword, optimizers_made
 from memprof.source_code.patch import diff, with_keyword
-from memprof.source_code.program import Place
+from memprof.source_code.program import Place, calls_in
+from memprof.source_code.values import values_of
 from memprof.trace import SURVIVOR_AGE, Category
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Ints, Window
@@ -84,6 +85,8 @@ class LbfgsHistory(WasteRule[History]):
         """Keep fewer of them."""
         made = list(optimizers_made(case.programs, (_CLASS,)))
         call, place = made[0] if len(made) == 1 else (None, None)
+        if call is None and not made:
+            place = _made_by_call(case)
         size = keyword(call, "history_size") if call is not None else None
         if size is None and (call is None or _may_be_given(call)):
             place = next(_places_given(case), place or case.site)
@@ -97,6 +100,20 @@ class LbfgsHistory(WasteRule[History]):
             f"parameters for each; "
         ) + (f"the default keeps 100 pairs, and {enough}." if is_default else f"{enough}.")
         yield Advice("history_size", why, place, patch=patch)
+
+
+def _made_by_call(case: Case) -> Place | None:
+    """Where the optimizer whose step ran is made by a call that does not name its class.
+
+    ``optimizer = optimizers[name](parameters)``, and ``optimizer.step(closure)``.
+    """
+    for _, place in case.frames:
+        for step in calls_in(place.statement, "step"):
+            name = ast.unparse(step.func.value) if isinstance(step.func, ast.Attribute) else ""
+            made = [one for one in values_of(place, name) if isinstance(one, ast.Call)]
+            if len(made) == 1:
+                return place.program.place(made[0])
+    return None
 
 
 def _asks_for_few(window: Window, most: int) -> bool:

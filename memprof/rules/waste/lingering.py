@@ -14,6 +14,7 @@ from memprof.rules.case import Case, says
 from memprof.rules.references import advice_on_exceptions, advice_on_views
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.exception_handlers import exception_store
+from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import alias_of, read_by_itself
 from memprof.source_code.lasting_names import Binding, binding_of, handed_on
 from memprof.source_code.patch import before, diff
@@ -36,6 +37,7 @@ _MOST_STACKS = 200
 """Stacks of the largest tensors in which a binding is looked for."""
 _INHERENT = (Category.GRADIENT,)
 """What autograd replaces by itself."""
+_INIT = "__init__"
 _EXCEPTIONS = frozenset({LinkKind.TRACEBACK, LinkKind.EXCEPTION})
 
 
@@ -67,7 +69,7 @@ class LingeringValues(WasteRule[Lingering]):
     fixes = ("del_ref", "clear_traceback", "clone_view", "cpu_offload")
     yields_to = (
         *("retained-graph", "deep-copies"),
-        *("unvisited-graph", "old-graphs", "logged-graph", "shuffled-copy"),
+        *("unvisited-graph", "old-graphs", "logged-graph", "shuffled-copy", "resting-model"),
     )
     names_holders = True
 
@@ -94,7 +96,8 @@ class LingeringValues(WasteRule[Lingering]):
         binding = _statement(match.binding, case)
         # A variable is let go of where it is bound; what has an object, where that is filled.
         variable = binding if target.isidentifier() else None
-        place = variable or (case.places[0] if case.places else None) or binding or case.site
+        filled = next((one for one in case.places if not _is_in_init(one)), None)
+        place = variable or filled or binding or case.site
         nbytes = format_bytes(match.nbytes)
         what = f"`{target}`" if target else says(next(iter(case.finding.holders), None))
         alias = alias_of(binding, target) if binding is not None and target else None
@@ -241,7 +244,7 @@ def _by_rebinding(window: Window, replacements: _Replacements) -> Lingering:
 def _bound_by(window: Window, rows: Ints, binding: Binding) -> Bools:
     """Which rows that binding keeps, or none that is known: not what another name does."""
     stacks, of_row = np.unique(window.lives.stack[rows], return_inverse=True)
-    others = [binding_of(window.trace.stack(int(stack))) for stack in stacks]
+    others = [_rebinding(window.trace.stack(int(stack))) for stack in stacks]
     ours = [
         one is None or (one.target, one.place.line) == (binding.target, binding.place.line)
         for one in others
@@ -255,10 +258,34 @@ def _binding(window: Window, rows: Ints, anchor: int) -> Binding | None:
     order = rows[np.argsort(-window.lives.size[rows], kind="stable")]
     stacks = [window.lives.stack[anchor], *window.lives.stack[order[:_MOST_STACKS]]]
     for stack in dict.fromkeys(int(s) for s in stacks):
-        binding = binding_of(window.trace.stack(stack))
+        binding = _rebinding(window.trace.stack(stack))
         if binding is not None:
             return binding
     return None
+
+
+def _rebinding(stack: Sequence[Frame]) -> Binding | None:
+    """The binding that is made anew with each round.
+
+    What an ``__init__`` binds is an attribute of a new object each time: the object's name it is.
+    Not where the rounds are those of a loop that it runs.
+    """
+    cut = 0
+    for depth in (depth for depth, frame in enumerate(stack) if _is_init(frame)):
+        inside = binding_of(stack[cut:depth])
+        if inside is not None and inside.place.loop is not None:
+            break
+        cut = depth + 1
+    return binding_of(stack[cut:])
+
+
+def _is_in_init(place: Place) -> bool:
+    return place.function is not None and place.function.name == _INIT
+
+
+def _is_init(frame: Frame) -> bool:
+    own = frame.name.rpartition(".")[2] == _INIT
+    return own and frame_kind(frame.filename) is FrameKind.USER
 
 
 def _match(

@@ -11,9 +11,14 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.lists_ahead import ListAhead, list_ahead
-from memprof.source_code.program import Place, place_of
-from memprof.trace import EMPTY, Category
+from memprof.source_code.lists_ahead import (
+    ListAhead,
+    collected_by,
+    list_ahead,
+    makes_at_once,
+)
+from memprof.source_code.program import Place, calls_in, place_of
+from memprof.trace import EMPTY, Category, Phase
 from memprof.units import format_bytes
 from memprof.views.peak_without import Cuts
 from memprof.views.window import Bools, Ints, Window
@@ -22,6 +27,7 @@ __all__ = ["RULE"]
 
 _LEAST_SHARE = 0.2
 """Of the peak."""
+_STEP = "step"
 _FEWEST = 3
 """Items: of two, one is there beside the next one in any case."""
 
@@ -64,7 +70,7 @@ class MadeAheadRule(WasteRule[MadeAhead]):
             alike &= waiting
             rows = np.flatnonzero(there & alike)
             nbytes = int(lives.size[rows].sum())
-            if window.share(nbytes) < _LEAST_SHARE:
+            if window.share(nbytes) < _LEAST_SHARE or _trains_maker(window, lists[key]):
                 continue
             yield MadeAhead(
                 row=window.largest(there & np.isin(lives.stack, of_list)),
@@ -83,10 +89,48 @@ class MadeAheadRule(WasteRule[MadeAhead]):
         ahead = match.ahead
         assert ahead is not None
         loop = f"the loop in line {ahead.loop.line} needs one at a time"
-        how = "`yield` each item" if ahead.function else "make each item in that loop"
-        why = f"{format_bytes(match.nbytes)} are made before {loop}: {how} instead of appending it."
+        why = f"{format_bytes(match.nbytes)} are made before {loop}: {_instead(ahead)}"
         place = case.place_at(ahead.place.program.filename, ahead.place.line)
         yield Advice("yield_items", why, place or case.site)
+
+
+def _trains_maker(window: Window, ahead: ListAhead) -> bool:
+    """Whether the loop changes the model that makes the items: each would be another model's.
+
+    A policy that collects what it is trained on, say.
+    """
+    loop = _events_of(window, ahead.loop.program.filename, _lines_of_body(ahead.loop))
+    phases = set(np.unique(window.phase_of_event[loop]).tolist())
+    # Plain SGD makes nothing as it steps.
+    is_step = Phase.BACKWARD in phases and calls_in(ahead.loop.statement, _STEP)
+    if Phase.OPTIMIZER not in phases and not is_step:
+        return False
+    names, labels = window.owners.module.names, window.trace.tables.labels
+    trained = np.unique(window.module[window.category == Category.GRADIENT]).tolist()
+    roots = {names[at].partition(".")[0] for at in trained} - {""}
+    making = _events_of(window, ahead.place.program.filename, _lines_of_filling(ahead.place))
+    modules = {labels[at].module for at in np.unique(window.trace.events.label[making]).tolist()}
+    return any(one.partition(".")[0] in roots for one in modules)
+
+
+def _lines_of_filling(place: Place) -> range:
+    """The lines of the loop around a statement that fills a list; of a comprehension its own.
+
+    Of a loop that makes the list in its head that head.
+    """
+    if isinstance(place.statement, ast.For):
+        return range(place.line, place.statement.body[0].lineno)
+    loop = place.loop if not makes_at_once(place.statement) else None
+    return range(loop.lineno, (loop.end_lineno or loop.lineno) + 1) if loop else place.lines
+
+
+def _instead(ahead: ListAhead) -> str:
+    """What to do instead of filling the list."""
+    collected = collected_by(ahead.place.statement)
+    if collected and not ahead.function:
+        return f"go through `{collected}` itself."
+    how = "`yield` each item" if ahead.function else "make each item in that loop"
+    return f"{how} instead of appending it."
 
 
 def _wait_for(window: Window, ahead: ListAhead) -> tuple[Bools, Ints]:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import copy
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Place, bound_names, called_name, nodes_of, place_of
+from memprof.source_code.program import (
+    Place,
+    bound_names,
+    called_name,
+    calls_in,
+    nodes_of,
+    place_of,
+)
+from memprof.source_code.scopes import parameters
 from memprof.source_code.torch_modes import is_under_no_grad
 from memprof.source_code.values import returned_by, values_of
-from memprof.trace import SURVIVOR_AGE, Category
+from memprof.trace import SURVIVOR_AGE, Category, Frame
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Window
 
@@ -26,7 +35,8 @@ _ADDING = "addmm"
 """Adds a product of two matrices to its first argument."""
 _DEEPEST = 4
 """Names and methods that stand for one another, until they are given up."""
-_WEIGHT = "weight"
+_PARAMETRIZE = "/torch/nn/utils/parametrize.py"
+"""Calls a module with the weight that another one has."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,8 +63,7 @@ class MergedAdapters(WasteRule[MergedWeights]):
         weights = _sizes_of_weights(window)
         as_large = brief & (lives.alloc >= 0) & np.isin(lives.requested, list(weights))
         for site in window.large_sites(as_large & window.at_peak, _LEAST_SHARE):
-            place = place_of(window.owners.sites.frames[site])
-            product = _product(place) if place is not None else None
+            place, product = _adding(window, window.largest(as_large & (window.site == site)))
             # Nothing is kept for a backward pass of what a method computes of them under no_grad.
             if place is None or product is None or is_under_no_grad(place):
                 continue
@@ -87,24 +96,84 @@ class MergedAdapters(WasteRule[MergedWeights]):
 
 
 def _sizes_of_weights(window: Window) -> set[int]:
-    """Bytes of each parameter."""
-    parameters: Bools = window.category == Category.PARAMETER
-    return set(window.lives.requested[parameters].tolist())
+    """Bytes of each parameter and buffer."""
+    of_modules: Bools = np.isin(window.category, (Category.PARAMETER, Category.BUFFER))
+    return set(window.lives.requested[of_modules].tolist())
 
 
-def _product(place: Place) -> ast.expr | None:
-    """The product of two matrices of ``self`` that a statement of a layer adds to a weight."""
+def _adding(window: Window, row: int) -> tuple[Place | None, ast.expr | None]:
+    """The statement of a layer that makes a row, and the product that it adds to a weight, if any.
+
+    It may have a function do so, to which it hands the weight and both factors.
+    """
+    stack = window.stack(row)
+    places = [place_of(frame) for frame in window.user_frames(stack)[:2]]
+    place = places[0] if places else None
+    if place is None:
+        return None, None
+    if place.class_ is None and place.function is not None:
+        calling = places[1] if len(places) > 1 else None
+        place = _as_in_caller(place, calling) if calling is not None else None
+        return (place, _product(place)) if place is not None else (None, None)
+    product = _product(place)
+    if product is None and any(_is_parametrization(frame) for frame in stack):
+        given = {one for one in parameters(place.scope) if one != "self"}
+        product = _product(place, given)
+    return place, product
+
+
+def _is_parametrization(frame: Frame) -> bool:
+    return frame.filename.replace("\\", "/").endswith(_PARAMETRIZE)
+
+
+def _as_in_caller(place: Place, calling: Place) -> Place | None:
+    """What a function returns, with what its caller hands it in the place of its parameters."""
+    function = place.function
+    calls = calls_in(calling.statement, function.name) if function is not None else []
+    if function is None or len(calls) != 1 or any(one.arg is None for one in calls[0].keywords):
+        return None
+    given = dict(zip(parameters(function), calls[0].args, strict=False))
+    given |= {one.arg: one.value for one in calls[0].keywords if one.arg is not None}
+    statement = _Handed(given).visit(copy.deepcopy(place.statement))
+    return Place(calling.program, ast.copy_location(statement, calling.statement), calling.around)
+
+
+class _Handed(ast.NodeTransformer):
+    """Puts what a function is handed in the place of its parameters."""
+
+    def __init__(self, given: Mapping[str, ast.expr]) -> None:
+        self._given = given
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Return what a name stands for in the caller."""
+        is_read = isinstance(node.ctx, ast.Load)
+        return self._given.get(node.id, node) if is_read else node
+
+
+def _product(place: Place, given: Collection[str] = ()) -> ast.expr | None:
+    """The product of two matrices of ``self`` that a statement of a layer adds to a weight.
+
+    Which may be one that it is ``given``, as a parametrization is.
+    """
+
+    def is_weight(node: ast.expr) -> bool:
+        if isinstance(node, ast.Name) and node.id not in given:
+            values = [one for one in values_of(place, node.id, place.statement) if one is not None]
+            return bool(values) and any(map(_is_of_module, values))
+        return _is_of_module(node) or (isinstance(node, ast.Name) and node.id in given)
+
     if place.class_ is None or place.function is None or place.function.name == "__init__":
         return None
     for node in ast.walk(place.statement):
         if isinstance(node, ast.Call) and called_name(node) == _ADDING and node.args:
-            adds_to_weight = _is_weight(node.args[0]) and _is_of_self(node)
+            adds_to_weight = is_weight(node.args[0]) and _is_of_self(node)
             return node if adds_to_weight else None
         if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
             continue
         for weight, other in ((node.left, node.right), (node.right, node.left)):
-            if _is_weight(weight):
-                return _product_in(place, other)
+            product = _product_in(place, other) if is_weight(weight) else None
+            if product is not None:
+                return product
     names = [one for one in bound_names(place.statement) if isinstance(one, ast.Name)]
     own = _product_in(place, getattr(place.statement, "value", None))
     if own is None or len(names) != 1:
@@ -112,17 +181,16 @@ def _product(place: Place) -> ast.expr | None:
     adds = (
         isinstance(node, ast.BinOp)
         and isinstance(node.op, ast.Add)
-        and any(map(_is_weight, (node.left, node.right)))
+        and any(map(is_weight, (node.left, node.right)))
         and any(isinstance(one, ast.Name) and one.id == names[0].id for one in ast.walk(node))
         for node in nodes_of(place.function)
     )
     return own if any(adds) else None
 
 
-def _is_weight(node: ast.expr) -> bool:
-    """``self.weight``, or ``self.base.weight``."""
-    text = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
-    return text.startswith("self.") and text.rpartition(".")[2] == _WEIGHT
+def _is_of_module(node: ast.expr) -> bool:
+    """``self.weight``, or ``self.base.weight``: what a statement makes has the size of one."""
+    return isinstance(node, ast.Attribute) and ast.unparse(node).startswith("self.")
 
 
 def _product_in(place: Place, node: ast.expr | None, depth: int = _DEEPEST) -> ast.expr | None:

@@ -381,8 +381,9 @@ def _saved_stacks(window: Window) -> Bools:
 def _last_needed(window: Window, rows: Ints) -> Ints:
     """Until when lifetimes are of use: up to the end of the forward pass that made them.
 
-    A backward pass frees what it goes through, unless it is told to retain it: then up to that one
-    of the same step. None has freed these.
+    A pass ends, too, where the same line of the same module makes the like again. A backward pass
+    frees what it goes through, unless it is told to retain it: then up to that one of the same
+    step. None has freed these.
     """
     alloc = window.lives.alloc[rows]
     if _retains(window):
@@ -392,7 +393,23 @@ def _last_needed(window: Window, rows: Ints) -> Ints:
         moments = np.array([end for *_, end in runs_within(window, in_module)], dtype=np.int64)
     at = np.searchsorted(moments, alloc, side="right")
     needed: Ints = np.minimum(_step_ends(window, rows), np.append(moments, window.events)[at])
+    if not _retains(window):
+        needed = np.minimum(needed, _made_again(window, rows))
     return np.where(alloc < 0, -1, needed)  # what was there before the window is of an earlier step
+
+
+def _made_again(window: Window, rows: Ints) -> Ints:
+    """When the stack and module of each lifetime makes the next of these; else the window's end."""
+    lives = window.lives
+    keys = np.stack([lives.stack[rows].astype(np.int64), window.module[rows]], 1)
+    _, which = np.unique(keys, axis=0, return_inverse=True)
+    which = which.reshape(-1)
+    order = np.lexsort((lives.alloc[rows], which))
+    following = np.append(lives.alloc[rows][order][1:], window.events)
+    following[np.append(which[order][1:] != which[order][:-1], True)] = window.events
+    again: Ints = np.full(len(rows), window.events, dtype=np.int64)
+    again[order] = following
+    return again
 
 
 def _step_ends(window: Window, rows: Ints) -> Ints:

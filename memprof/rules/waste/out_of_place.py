@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Place, arguments, calls_in, place_of
-from memprof.trace import EMPTY, Category, Phase
+from memprof.source_code.idioms import keyword
+from memprof.source_code.program import (
+    Place,
+    bound_names,
+    called_name,
+    calls_in,
+    place_of,
+)
+from memprof.source_code.scopes import parameters
+from memprof.trace import EMPTY, Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.peak_without import Cuts
-from memprof.views.window import Bools, Window
+from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["RULE"]
 
@@ -22,6 +30,8 @@ _LEAST_SHARE = 0.2
 """Of the peak, that one of the tensors has."""
 _LEAST_SAVED = 0.25
 """Of the peak."""
+_TORCH = "torch"
+_COMMUTATIVE = (ast.Add, ast.Mult)
 _IN_PLACE = {ast.Add: "add_", ast.Sub: "sub_", ast.Mult: "mul_", ast.Div: "div_"}
 _METHODS = frozenset(
     (
@@ -45,6 +55,33 @@ class OutOfPlace(Match):
     name: str = ""
     instead: str = ""
     """As a person would type it; empty where the name is read more than once."""
+    lines: tuple[int, ...] = ()
+    """Of other statements of the same kind, which compute the same name one after the other."""
+    function: str = ""
+    """The function that is handed the old values, where one computes the new ones."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Computation:
+    """A statement that computes a name from itself."""
+
+    place: Place
+    name: str
+    instead: str
+    """How that is done in place; empty where the name is read more than once."""
+    function: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Replacement:
+    """What such a statement makes, all of one size."""
+
+    size: int
+    result: int
+    """What it leaves at the end."""
+    old: int
+    """What the name had before."""
+    temporaries: Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,36 +107,38 @@ class OutOfPlaceRule(WasteRule[OutOfPlace]):
         event = window.peak.event
         stack = int(window.trace.events.stack[event]) if event >= 0 else EMPTY
         frames = window.user_frames(window.trace.stack(stack)) if stack != EMPTY else ()
-        place = place_of(frames[0]) if frames else None
-        computed = _computed(place) if place is not None else None
-        if place is None or computed is None:
+        computed = _computed_at(frames)
+        own = _own(window, computed.place) if computed is not None else None
+        if computed is None or own is None or not (own & window.at_peak).any():
             return
         lives = window.lives
-        own = _made_by(window, place) & (lives.alloc >= 0) & ~window.has_owner
-        own &= (window.phase == Phase.OTHER) & (window.category != Category.ACTIVATION)
         there = np.flatnonzero(own & window.at_peak)
-        if not len(there):
-            return
         size = int(lives.requested[there].max())
         there = there[lives.requested[there] == size]
-        result = _result(window, own, size)
-        old = _replaced(window, own, size, result) if result >= 0 else -1
-        if old < 0 or window.share(size) < _LEAST_SHARE:
+        replacement = _replacement(window, own, size)
+        if replacement is None or window.share(size) < _LEAST_SHARE:
             return
-        temporaries = np.setdiff1d(np.flatnonzero(own & (lives.requested == size)), [result])
-        whole = window.whole(temporaries)
-        ended = window.ended_at(np.array([old]), np.array([lives.alloc[result]]))
-        saving = window.replayed(Cuts.joined(whole, ended))
+        others = [
+            (one, found)
+            for one in _siblings(computed)
+            if (found := _replacement(window, _own(window, one.place), size)) is not None
+        ]
+        every = [replacement, *(found for _, found in others)]
+        saving = window.replayed(
+            Cuts.joined(*(one for each in every for one in _cuts(window, each)))
+        )
         if window.share(saving.bytes) < _LEAST_SAVED:
             return
-        rows = np.union1d(there, [old])
+        rows = np.union1d(there, [replacement.old])
         yield OutOfPlace(
             row=int(there[-1]),
             rows=rows,
             nbytes=int(lives.size[rows].sum()),
             saving=saving,
-            name=computed[0],
-            instead=computed[1],
+            name=computed.name,
+            instead=computed.instead,
+            lines=tuple(one.place.line for one, _ in others),
+            function=computed.function,
         )
 
     def title(self, match: OutOfPlace) -> str:
@@ -114,18 +153,88 @@ class OutOfPlaceRule(WasteRule[OutOfPlace]):
         )
         if not match.instead:
             why += f" First compute what else is read of `{match.name}`."
+        if match.lines:
+            lines = ", ".join(map(str, match.lines))
+            why += f" Lines that do the same: {lines}."
+        if match.function:
+            why += f" Then `{match.function}` changes what it is handed."
         yield Advice("in_place", why, case.site, typed=match.instead)
 
 
-def _computed(place: Place) -> tuple[str, str] | None:
+def _computed_at(frames: Sequence[Frame]) -> _Computation | None:
+    """The statement of the program that runs, where it computes a name from itself.
+
+    Or where it returns to such a statement what it computes: ``data = scaled(data)``.
+    """
+    place = place_of(frames[0]) if frames else None
+    if place is None:
+        return None
+    if not isinstance(place.statement, ast.Return):
+        return _computed(place)
+    function, value = place.function, place.statement.value
+    caller = place_of(frames[1]) if len(frames) > 1 else None
+    if function is None or value is None or caller is None:
+        return None
+    bound = {ast.unparse(one) for node in ast.walk(function) for one in bound_names(node)}
+    for name in set(parameters(function)) - bound:
+        instead = _in_place(value, name)
+        if instead is not None:
+            target = _target_handed(caller, function, name)
+            return _Computation(place, target, instead, function.name) if target else None
+    return None
+
+
+def _target_handed(
+    caller: Place, function: ast.FunctionDef | ast.AsyncFunctionDef, name: str
+) -> str:
+    """What a statement binds to the call of a function that it hands it to; empty for others."""
+    statement = caller.statement
+    call = statement.value if isinstance(statement, ast.Assign) else None
+    if not isinstance(call, ast.Call) or called_name(call) != function.name:
+        return ""
+    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    if names[:1] in (["self"], ["cls"]) and isinstance(call.func, ast.Attribute):
+        names = names[1:]
+    by_place = dict(zip(names, call.args, strict=False))
+    given = keyword(call, name) or by_place.get(name)
+    target = ast.unparse(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
+    return target if given is not None and ast.unparse(given) == target else ""
+
+
+def _computed(place: Place) -> _Computation | None:
     """The name that a statement computes from itself, and how that is done in place."""
     statement = place.statement
     if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
         return None
     name = ast.unparse(statement.targets[0])
+    instead = _in_place(statement.value, name)
+    return _Computation(place, name, instead) if instead is not None else None
+
+
+def _siblings(computed: _Computation) -> Iterator[_Computation]:
+    """Other statements of the same block that compute the same name from itself."""
+    place = computed.place
+    inside = place.around[-1] if place.around else place.program.tree
+    for field in ("body", "orelse", "finalbody"):
+        block = getattr(inside, field, [])
+        if not isinstance(block, list) or place.statement not in block:
+            continue
+        for statement in block:
+            other = place.program.place(statement)
+            found = _computed(other) if other is not None else None
+            is_other = found is not None and statement is not place.statement
+            if found is not None and is_other and found.name == computed.name:
+                yield found
+
+
+def _in_place(value: ast.expr, name: str) -> str | None:
+    """A value that is computed from a name, in place; empty where that must be read besides.
+
+    None for values that are not.
+    """
     steps: list[_Operation] = []
-    node = statement.value
-    while (operation := _operation(node)) is not None:
+    node = value
+    while (operation := _operation(node, name)) is not None:
         steps.append(operation)
         node = operation.of
     if not steps or ast.unparse(node) != name:
@@ -134,22 +243,32 @@ def _computed(place: Place) -> tuple[str, str] | None:
     reads_again = any(_reads(one, name) for step in steps[1:] for one in step.given)
     shows = any(_shows(one, name) for one in steps[0].given)
     calls = "".join(f".{step.method}({step.text})" for step in steps)
-    return name, "" if reads_again or shows else f"{name}{calls}"
+    return "" if reads_again or shows else f"{name}{calls}"
 
 
-def _operation(node: ast.expr) -> _Operation | None:
-    """What an operator, or a method that computes value by value, does; None for others."""
+def _operation(node: ast.expr, name: str) -> _Operation | None:
+    """What an operator, or a method that computes value by value, does; None for others.
+
+    A function of torch is as good as the method: ``torch.sub(x, mean)``.
+    """
     if isinstance(node, ast.BinOp) and type(node.op) in _IN_PLACE:
-        return _Operation(
-            node.left, _IN_PLACE[type(node.op)], (node.right,), ast.unparse(node.right)
-        )
+        of, other = node.left, node.right
+        if isinstance(node.op, _COMMUTATIVE) and not _reads(of, name):
+            of, other = other, of
+        return _Operation(of, _IN_PLACE[type(node.op)], (other,), ast.unparse(other))
     function = node.func if isinstance(node, ast.Call) else None
     if not isinstance(node, ast.Call) or not isinstance(function, ast.Attribute):
         return None
     if function.attr not in _METHODS:
         return None
-    text = ", ".join(map(ast.unparse, [*node.args, *node.keywords]))
-    return _Operation(function.value, f"{function.attr}_", tuple(arguments(node)), text)
+    of, given = function.value, list(node.args)
+    if isinstance(of, ast.Name) and of.id == _TORCH and given:
+        if any(one.arg == "out" for one in node.keywords):
+            return None
+        of, given = given[0], given[1:]
+    text = ", ".join(map(ast.unparse, [*given, *node.keywords]))
+    others = (*given, *(one.value for one in node.keywords))
+    return _Operation(of, f"{function.attr}_", others, text)
 
 
 def _reads(value: ast.expr, name: str) -> bool:
@@ -169,16 +288,33 @@ def _shows(value: ast.expr, name: str) -> bool:
     return any(ast.unparse(node) == name and id(node) not in reduced for node in ast.walk(value))
 
 
-def _made_by(window: Window, place: Place) -> Bools:
-    """Per lifetime: whether a statement made it."""
-    own = np.array(
+def _own(window: Window, place: Place) -> Bools:
+    """Per lifetime: whether a statement made it, without a graph."""
+    of_lines = np.array(
         [
             frame.filename == place.program.filename and frame.line in place.lines
             for frame in window.owners.sites.frames
         ]
     )
-    made: Bools = own[window.site]
-    return made
+    own: Bools = of_lines[window.site] & (window.lives.alloc >= 0) & ~window.has_owner
+    own &= (window.phase == Phase.OTHER) & (window.category != Category.ACTIVATION)
+    return own
+
+
+def _replacement(window: Window, own: Bools, size: int) -> _Replacement | None:
+    """What a statement makes of one size, where that replaces what goes as soon as it is there."""
+    result = _result(window, own, size)
+    old = _replaced(window, own, size, result) if result >= 0 else -1
+    if old < 0:
+        return None
+    temporaries = np.setdiff1d(np.flatnonzero(own & (window.lives.requested == size)), [result])
+    return _Replacement(size, result, old, temporaries)
+
+
+def _cuts(window: Window, one: _Replacement) -> tuple[Cuts, Cuts]:
+    """Nothing that is made on the way, and old values that end where the new ones begin."""
+    begins = np.array([window.lives.alloc[one.result]])
+    return window.whole(one.temporaries), window.ended_at(np.array([one.old]), begins)
 
 
 def _result(window: Window, own: Bools, size: int) -> int:

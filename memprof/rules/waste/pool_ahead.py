@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,20 @@ from memprof.views.window import Bools, Ints, Window
 __all__ = ["RULE", "fewest_items"]
 
 _POOL = "ThreadPoolExecutor"
-_WORKERS = "concurrent/futures/thread.py"
+_POOLS = frozenset((_POOL, "Pool", "ThreadPool"))
+"""Classes of pools: of threads, where a thread of this process makes the tensors."""
+_WORKERS = ("concurrent/futures/thread.py", "multiprocessing/pool.py")
+_GOING_THROUGH = ("imap", "imap_unordered", "map")
+_SUBMITTING = ("apply_async", "submit")
+_WAITING = frozenset(
+    (
+        *("acquire", "as_completed", "get", "next", "pop", "popleft", "put", "result", "sleep"),
+        *("wait",),
+    )
+)
+"""Calls beside which work is handed in as results are taken."""
+_RESULTS = ("get", "result")
+_KEEPING = frozenset(("add", "append", "extend", "insert", "put", "setdefault", "update"))
 _MAP = ("Executor.map", "concurrent/futures/_base.py")
 """The function that goes through all items of its work before it returns."""
 _TAKING = "result_iterator"
@@ -45,6 +59,8 @@ class Waiting(Match):
 
     are_items: bool = False
     """The call that hands in the work made them, going through a generator."""
+    are_kept: bool = False
+    """Their futures keep them after they were taken."""
 
 
 class PoolAhead(WasteRule[Waiting]):
@@ -57,7 +73,8 @@ class PoolAhead(WasteRule[Waiting]):
     def matches(self, window: Window) -> Iterator[Waiting]:
         """Tensors that a pool's threads, or `map`, made long before they go, one by one."""
         if _handed_in(window.programs):
-            yield from _waiting(window, _is_of_worker, _FEWEST, are_items=False)
+            waiting = list(_waiting(window, _is_of_worker, _FEWEST, are_items=False))
+            yield from waiting or _kept(window)
         least = fewest_items(window.programs)
         yield from _waiting(window, _is_of_map, least, are_items=True)
 
@@ -65,6 +82,8 @@ class PoolAhead(WasteRule[Waiting]):
         """Say whose they are."""
         if match.are_items:
             return "are items that a pool's `map` took from their generator all at once"
+        if match.are_kept:
+            return "are results of a pool of threads that their futures keep"
         return "are results of a pool of threads that wait to be taken"
 
     def advice(self, match: Waiting, case: Case) -> Iterator[Advice]:
@@ -84,6 +103,8 @@ class PoolAhead(WasteRule[Waiting]):
             f"tensors ({format_bytes(match.nbytes)}) wait. Submit a few ahead of what is taken "
             "(from Python 3.14 on `map(…, buffersize=…)`)."
         )
+        if match.are_kept:
+            why += " And let go of each future when its result was taken: it keeps that."
         yield Advice("bound_queue", why, places[0] if len(places) == 1 else case.site)
 
 
@@ -104,6 +125,23 @@ def _waiting(
         nbytes=nbytes,
         saving=_with_few_ahead(window, np.flatnonzero(made)),
         are_items=are_items,
+    )
+
+
+def _kept(window: Window) -> Iterator[Waiting]:
+    """Results at the peak that nothing needs any more, as they were taken in a loop each."""
+    rows = np.flatnonzero(_made_by(window, _is_of_worker) & window.at_peak)
+    nbytes = int(window.lives.size[rows].sum())
+    is_much = len(rows) >= _FEWEST and window.share(nbytes) >= _LEAST_SHARE
+    if not is_much or not _are_taken_singly(window):
+        return
+    later = [rows[window.site[rows] == site][_AHEAD:] for site in np.unique(window.site[rows])]
+    yield Waiting(
+        row=int(rows[np.argmax(window.lives.size[rows])]),
+        rows=rows,
+        nbytes=nbytes,
+        saving=window.replayed(window.whole(np.concatenate(later))),
+        are_kept=True,
     )
 
 
@@ -172,34 +210,101 @@ def _handed_in(programs: Iterable[Program]) -> list[Place]:
 
 def _at_once(program: Program) -> Iterator[Place]:
     pools = set(_pools(program))
-    for call in calls_in(program.tree, "map", "submit"):
-        if not isinstance(call.func, ast.Attribute) or ast.unparse(call.func.value) not in pools:
-            continue
+    submitting: dict[tuple[int, str], list[tuple[Place, bool]]] = defaultdict(list)
+    for call in calls_in(program.tree, *_GOING_THROUGH, *_SUBMITTING):
         place = program.place(call)
-        if place is not None and _is_at_once(call, nodes_around(place.statement, call)):
+        if place is None or not isinstance(call.func, ast.Attribute):
+            continue
+        pool = ast.unparse(call.func.value)
+        if called_name(call) in _SUBMITTING:
+            around = nodes_around(place.statement, call)
+            is_at_once = _is_in_comprehension(around) or _fills_in_loop(place)
+            submitting[id(next(iter(place.around), None)), pool].append((place, is_at_once))
+        elif pool in pools and not _is_collected(place, call):
             yield place
+    for calls in submitting.values():
+        if all(is_at_once for _, is_at_once in calls):  # else more comes as results are taken
+            yield from (place for place, _ in calls)
 
 
-def _is_at_once(call: ast.Call, around: list[ast.AST]) -> bool:
-    """Whether ``map`` is gone through, or ``submit`` is called for all of a comprehension."""
-    if called_name(call) == "submit":
-        return any(isinstance(one, (ast.ListComp, ast.DictComp, ast.SetComp)) for one in around)
+def _is_collected(place: Place, call: ast.Call) -> bool:
+    around = nodes_around(place.statement, call)
     parent = around[-1] if around else None
-    return not (isinstance(parent, ast.Call) and called_name(parent) in _COLLECTING)
+    return isinstance(parent, ast.Call) and called_name(parent) in _COLLECTING
+
+
+def _is_in_comprehension(around: list[ast.AST]) -> bool:
+    return any(isinstance(one, (ast.ListComp, ast.DictComp, ast.SetComp)) for one in around)
+
+
+def _fills_in_loop(place: Place) -> bool:
+    """Whether a loop hands in work, and takes no result nor waits for anything meanwhile."""
+    loop = place.loop
+    return isinstance(loop, ast.For) and not any(
+        called_name(call) in _WAITING for statement in loop.body for call in calls_in(statement)
+    )
+
+
+def _are_taken_singly(window: Window) -> bool:
+    """Whether each loop that asks futures for their results, and ran, keeps none of them."""
+    lines = {(frame.filename, frame.line) for frame in window.trace.tables.frames}
+    loops = [
+        (loop, call)
+        for program in window.programs
+        for loop in program.nodes
+        if isinstance(loop, ast.For)
+        and any((program.filename, line) in lines for line in _lines(loop))
+        for call in calls_in(loop, *_RESULTS)
+        if isinstance(call.func, ast.Attribute)
+        and ast.unparse(call.func.value) in map(ast.unparse, bound_names(loop))
+    ]
+    return bool(loops) and not any(_keeps(loop, call) for loop, call in loops)
+
+
+def _lines(node: ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+def _keeps(loop: ast.For, call: ast.Call) -> bool:
+    """Whether a result goes into a container or an attribute, or it is not known what it is for."""
+    around = nodes_around(loop, call)
+    statement = next(node for node in around[::-1] if isinstance(node, ast.stmt))
+    kept = any(called_name(one) in _KEEPING for one in around)
+    if kept or not isinstance(statement, (ast.Assign, ast.AugAssign, ast.Expr)):
+        return True
+    targets = bound_names(statement)
+    names = {one.id for one in targets if isinstance(one, ast.Name)}
+    is_result = isinstance(statement, ast.Assign) and statement.value is call
+    if not is_result:  # what is computed of it
+        return False
+    return len(names) < len(targets) or any(
+        isinstance(one, ast.Name) and one.id in names
+        for node in ast.walk(loop)
+        for one in _stored(node)
+    )
+
+
+def _stored(node: ast.AST) -> list[ast.expr]:
+    """What a node puts into a container or an attribute as it is."""
+    if isinstance(node, ast.Call) and called_name(node) in _KEEPING:
+        return [part for one in node.args for part in getattr(one, "elts", [one])]
+    if isinstance(node, ast.Assign) and not all(isinstance(one, ast.Name) for one in node.targets):
+        return [node.value]
+    return []
 
 
 def _pools(program: Program) -> Iterator[str]:
     """The names of pools, as written: ``pool``, ``self.pool``."""
     for node in program.nodes:
-        if isinstance(node, ast.withitem) and _makes_pool(node.context_expr):
+        if isinstance(node, ast.withitem) and _makes_pool(node.context_expr, _POOLS):
             if node.optional_vars is not None:
                 yield ast.unparse(node.optional_vars)
-        elif isinstance(node, ast.Assign) and _makes_pool(node.value):
+        elif isinstance(node, ast.Assign) and _makes_pool(node.value, _POOLS):
             yield from map(ast.unparse, bound_names(node))
 
 
-def _makes_pool(value: ast.expr) -> bool:
-    return isinstance(value, ast.Call) and called_name(value) == _POOL
+def _makes_pool(value: ast.expr, names: Collection[str] = (_POOL,)) -> bool:
+    return isinstance(value, ast.Call) and called_name(value) in names
 
 
 RULE = PoolAhead()

@@ -112,6 +112,14 @@ def _through(window: Window, read: PositionsRead) -> Bools:
     return through
 
 
+def _beside_model(window: Window, row: int) -> Bools:
+    """Which lifetimes no module of the model made: the program itself, or the module of a loss."""
+    roots = np.array([name.partition(".")[0] for name in window.owners.module.names])
+    own = window.module[row]
+    beside: Bools = window.module == 0
+    return beside | (roots[window.module] != roots[own]) if own else beside
+
+
 def _share(window: Window, read: PositionsRead, row: int) -> float:
     """The share of the positions that are read; 0 where no tensors show it.
 
@@ -120,7 +128,7 @@ def _share(window: Window, read: PositionsRead, row: int) -> float:
     """
     lives = window.lives
     own = (window.made_in == window.made_in[row]) & (window.phase != Phase.BACKWARD)
-    own &= (window.module == 0) & (lives.alloc > lives.alloc[row])
+    own &= _beside_model(window, row) & (lives.alloc > lives.alloc[row])
     through = np.flatnonzero(own & _through(window, read) & (lives.requested > _NUMBER_BYTES))
     if not len(through):
         return 0.0
@@ -133,7 +141,17 @@ def _share(window: Window, read: PositionsRead, row: int) -> float:
         stack = window.stack(behind)
         if stack and frame_kind(stack[0].filename) is FrameKind.USER:
             return float(lives.requested[behind]) / whole
-    return 0.0
+    return _share_in_backward(window, row, int(lives.alloc[last]), whole)
+
+
+def _share_in_backward(window: Window, row: int, last: int, whole: int) -> float:
+    """The same by the first gradient, which a loss has that is the mean of what is read."""
+    lives = window.lives
+    behind = (window.made_in == window.made_in[row]) & (window.phase == Phase.BACKWARD)
+    behind &= (lives.alloc > last) & (lives.requested > _NUMBER_BYTES)
+    rows = np.flatnonzero(behind)
+    first = int(lives.requested[rows[lives.alloc[rows].argmin()]]) if len(rows) else whole
+    return first / whole if first < whole <= first * _MOST_TIMES else 0.0
 
 
 def _computed_for_all(window: Window, read: PositionsRead, row: int) -> Ints:
@@ -146,7 +164,7 @@ def _computed_for_all(window: Window, read: PositionsRead, row: int) -> Ints:
         results |= (
             is_large & (window.module == window.module[row]) & (window.phase == Phase.FORWARD)
         )
-    computed = is_large & _through(window, read) & (window.module == 0)
+    computed = is_large & _through(window, read) & _beside_model(window, row)
     sizes = np.unique(lives.requested[results | computed]).astype(np.float64)
     gradients = np.flatnonzero(is_large & (window.phase == Phase.BACKWARD))
     apart = np.abs(lives.requested[gradients][:, None] / sizes - 1).min(axis=1, initial=np.inf)

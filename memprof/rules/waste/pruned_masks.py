@@ -47,7 +47,7 @@ class PrunedMasks(WasteRule[Masks]):
     def matches(self, window: Window) -> Iterator[Masks]:
         """What torch's pruning made, of modules that nothing trains; or masks upon masks."""
         yield from _of_earlier_prunings(window)
-        if pruned_at(window.programs) is None or is_made_permanent(window.programs):
+        if is_made_permanent(window.programs):
             return
         lives = window.lives
         if np.isin(window.category, _LEARNING).any():

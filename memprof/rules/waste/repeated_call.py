@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import takewhile
 
 import numpy as np
@@ -54,13 +55,13 @@ class RepeatedCalls(WasteRule[RepeatedCall]):
         if not twice.any():
             return
         names = window.owners.module.names
-        modules = np.unique(window.module[twice])
+        modules = np.unique(_modules(window)[twice])
         module = common_module(sorted(names[at] for at in modules))
         runs = _runs(window, twice)
         if not module or runs is None:
             return
         first, second, times = runs
-        inside = np.array([f"{name}.".startswith(f"{module}.") for name in names])[window.module]
+        inside = np.array([f"{name}.".startswith(f"{module}.") for name in names])[_modules(window)]
         inside &= window.at_peak & _made_by_passes(window)
         frames = _where_they_part(window, first, second)
         if frames is None or not _are_of_two_calls(window, first, second, frames):
@@ -129,9 +130,30 @@ def same_in_steps(window: Window) -> dict[tuple[int, int], int]:
     return same
 
 
+@lru_cache(maxsize=1)
+def _modules(window: Window) -> Ints:
+    """Per lifetime the module that made it, also where the program calls a method of its own.
+
+    ``net.features(x)`` calls functions outside of any call of a module. What the same lines make of
+    the same size in a call of ``net(x)`` tells whose they are: of it, and of parts of it.
+    """
+    modules: Ints = window.module.copy()
+    rows = np.flatnonzero((window.phase == Phase.FORWARD) & (window.site > 0) & ~window.has_owner)
+    keys = np.stack([window.site[rows], window.lives.requested[rows]])
+    _, of_key = np.unique(keys, axis=1, return_inverse=True)
+    of_key = of_key.reshape(-1)
+    is_known, names = modules[rows] > 0, window.owners.module.names
+    for key in np.unique(of_key[~is_known]).tolist():
+        of_lines = np.unique(modules[rows[is_known & (of_key == key)]]).tolist()
+        around = common_module([names[one] for one in of_lines])
+        if around in (names[one] for one in of_lines):
+            modules[rows[~is_known & (of_key == key)]] = names.index(around)
+    return modules
+
+
 def _made_by_passes(window: Window) -> Bools:
     """What modules make in forward passes; whether a backward pass comes for it or not."""
-    mask: Bools = (window.phase == Phase.FORWARD) & (window.module > 0) & ~window.has_owner
+    mask: Bools = (window.phase == Phase.FORWARD) & (_modules(window) > 0) & ~window.has_owner
     mask &= window.category != Category.INPUT
     return mask
 
@@ -148,7 +170,7 @@ def _runs(window: Window, twice: Bools) -> tuple[Ints, Ints, int] | None:
     times = min(same[key] for key in keys)
     by_kind: dict[tuple[int, int], list[int]] = {}
     for row in rows.tolist():
-        by_kind.setdefault((int(window.module[row]), int(lives.requested[row])), []).append(row)
+        by_kind.setdefault((int(_modules(window)[row]), int(lives.requested[row])), []).append(row)
     if any(len(alike) % times for alike in by_kind.values()):
         return None
     shares = [(alike, len(alike) // times) for alike in by_kind.values()]
@@ -200,16 +222,17 @@ def _of_later_runs(
     each step makes by the same stacks.
     """
     lives, names = window.lives, window.owners.module.names
-    rows: Bools = np.array([f"{name}.".startswith(f"{module}.") for name in names])[window.module]
+    modules = _modules(window)
+    rows: Bools = np.array([f"{name}.".startswith(f"{module}.") for name in names])[modules]
     rows &= _made_by_passes(window)
     if frames[0] != frames[1] and times == _TWICE:
         stacks = np.unique(lives.stack[rows]).tolist()
         by_line = [one for one in stacks if one != EMPTY and frames[1] in window.trace.stack(one)]
         return rows & np.isin(lives.stack, by_line)
     own = np.flatnonzero(rows & np.isin(lives.stack, np.unique(lives.stack[twice])))
-    own = own[np.lexsort((lives.alloc[own], lives.requested[own], window.module[own]))]
+    own = own[np.lexsort((lives.alloc[own], lives.requested[own], modules[own]))]
     own = own[np.argsort(window.made_in[own], kind="stable")]
-    kinds = np.stack([window.made_in[own], window.module[own], lives.requested[own]])
+    kinds = np.stack([window.made_in[own], modules[own], lives.requested[own]])
     starts = np.flatnonzero(np.append(True, (np.diff(kinds, axis=1) != 0).any(axis=0)))
     counts = np.diff(np.append(starts, len(own)))
     place = np.arange(len(own)) - np.repeat(starts, counts)

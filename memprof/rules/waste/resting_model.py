@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.dataflow import flow_of
 from memprof.source_code.lasting_names import first_binding
 from memprof.source_code.verbs import SAVING
-from memprof.trace import Category
+from memprof.trace import Category, Frame
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
 
@@ -22,6 +22,8 @@ _LEAST_TIMES = 2
 """Models made at one line, one after the other: a single one may be for the end of the program."""
 _LEAST_STEPS = 4
 """That one rests, before another takes its place."""
+_SAVING = SAVING - {"load_state_dict"}
+"""A model is loaded into by that, and another one by its `state_dict`."""
 _MOSTLY = 0.75
 """Of its steps in memory, that it rests: one that is called in between is needed there."""
 
@@ -52,7 +54,7 @@ class RestingModels(WasteRule[RestingModel]):
     name = "resting-model"
     summary = "a model that is made anew now and then rests between its uses"
     fixes = ("del_ref",)
-    yields_to = ("frozen-twin", "lingering")
+    yields_to = ("frozen-twin",)
 
     def matches(self, window: Window) -> Iterator[RestingModel]:
         """Parameters of one line, of which another set takes the place when one is called again.
@@ -61,26 +63,32 @@ class RestingModels(WasteRule[RestingModel]):
         """
         parameters = window.category == Category.PARAMETER
         made_here = parameters & (window.lives.alloc >= 0)
+        by_model: dict[str, list[_Generation]] = {}
         for site in np.unique(window.site[made_here]):
             generations = _generations(window, np.flatnonzero(made_here & (window.site == site)))
             resting = [one for one in generations if _rests(window, one)]
-            if len(resting) < _LEAST_TIMES:
-                continue
-            there = [one for one in generations if one.last_use < window.peak.event]
-            rows = np.concatenate([one.rows for one in there]) if there else np.array([], dtype=int)
-            rows = rows[window.at_peak[rows]]
-            if not len(rows):
-                continue
+            if resting and len(resting) + _unseen(window, generations) >= _LEAST_TIMES:
+                model = _root(window.module_name(int(resting[0].rows[0])))
+                by_model.setdefault(model, []).extend(generations)
+        for model, generations in by_model.items():
             every = np.concatenate([one.rows for one in generations])
             ends = np.concatenate([np.full(len(one.rows), one.last_use) for one in generations])
-            row = int(rows[np.argmax(window.lives.size[rows])])
+            # Of some the job may not have seen that they are a model's: they last as long.
+            unknown = ~window.has_owner & np.isin(window.lives.stack, window.lives.stack[every])
+            others = np.flatnonzero(unknown & (window.lives.alloc >= 0))
+            use = int(np.median(ends - window.lives.alloc[every]))
+            every = np.concatenate([every, others])
+            ends = np.concatenate([ends, window.lives.alloc[others] + use])
+            rows = every[window.at_peak[every] & (ends < window.peak.event)]
+            row = int(rows[np.argmax(window.lives.size[rows])]) if len(rows) else -1
+            if row < 0 or _is_saved(window, row):
+                continue
             yield RestingModel(
                 row=row,
                 rows=rows,
                 nbytes=int(window.lives.size[rows].sum()),
                 saving=window.replayed(window.ended_at(every, ends)),
-                model=_root(window.module_name(row)),
-                tentative=_is_saved(window, row),
+                model=model,
                 is_copy=any(frame.name == "deepcopy" for frame in window.stack(row)),
             )
 
@@ -96,7 +104,9 @@ class RestingModels(WasteRule[RestingModel]):
         )
         if match.is_copy:
             why += " Or use the model itself (`eval()`, `no_grad()`): that needs no copy."
-        yield Advice("del_ref", why, case.site)
+        # Not the lines of the class by which it makes its parts.
+        outside = (place for frame, place in case.frames if not _is_init(frame))
+        yield Advice("del_ref", why, next(outside, case.site))
 
 
 def _root(module: str) -> str:
@@ -118,35 +128,66 @@ def _generations(window: Window, rows: Ints) -> list[_Generation]:
     generations: list[_Generation] = []
     for at, (step, model) in enumerate(keys.tolist()):
         own = rows[(steps == step) & (models == model)]
-        following = rows[steps == keys[at + 1, 0]] if at + 1 < len(keys) else ()
-        until = int(window.lives.alloc[following].min()) if len(following) else window.events
+        following = _made_in(window, number, *keys[at + 1].tolist()) if at + 1 < len(keys) else ()
+        # Of the last one the job may not have seen that it is a model's.
+        alike = np.isin(window.lives.stack, window.lives.stack[own]) & (window.made_in > step)
+        made = window.lives.alloc[np.union1d(following, np.flatnonzero(alike)).astype(np.int64)]
+        until = int(made.min(initial=window.events))
         first = int(window.lives.alloc[own].max())
         calls = np.flatnonzero(running[first:until] == model)
         if not len(calls):
             return []
+        is_other = at + 1 < len(keys) and int(keys[at + 1, 1]) != model
+        if is_other and (running[until:] == model).any():
+            continue  # none takes its place: the line makes the model that is trained as well
         generations.append(_Generation(own, first + int(calls[-1]), until))
     return generations
 
 
+def _unseen(window: Window, generations: Sequence[_Generation]) -> int:
+    """Models of the same line that were there for long, and that the job did not see called.
+
+    It looks now and then whose parameters are whose, and one is called for a moment only.
+    """
+    lives = window.lives
+    stacks = np.unique(lives.stack[np.concatenate([one.rows for one in generations])])
+    unseen = ~window.has_owner & np.isin(lives.stack, stacks) & (lives.free < window.events)
+    unseen &= (lives.alloc >= 0) & (window.freed_in - window.made_in >= _LEAST_STEPS)
+    return len(np.unique(window.made_in[unseen]))
+
+
+def _made_in(window: Window, models: Mapping[str, int], step: int, model: int) -> Ints:
+    """All parameters that a step made of a model: other lines may make some before the first."""
+    rows = np.flatnonzero((window.category == Category.PARAMETER) & (window.made_in == step))
+    of_rows = [models.get(_root(window.module_name(row)), -1) for row in rows.tolist()]
+    own: Ints = rows[np.array(of_rows, dtype=np.int64) == model]
+    return own
+
+
 def _is_saved(window: Window, row: int) -> bool:
     """Whether the program may save what it makes there, or load it back."""
-    binding = first_binding(window.stack(row))
+    binding = first_binding([one for one in window.stack(row) if not _is_init(one)])
     if binding is None:
         return True
     flow = flow_of(window.programs, binding.place, binding.target, through=False)
-    return flow.reaches(SAVING)
+    return flow.reaches(_SAVING)
+
+
+def _is_init(frame: Frame) -> bool:
+    return "__init__" in frame.name.split(".")  # a comprehension has a frame in it, or had
 
 
 def _rests(window: Window, one: _Generation) -> bool:
     """Whether a model is there for long after its last call, until another is made."""
     if one.rests_until >= window.events:
         return False  # it may be called again after the recording
+    # It may go before another is made that is known of.
+    over_at = min(one.rests_until, int(window.lives.free[one.rows].min()))
     made, used, over = (
         int(window.step_of_event[event])
-        for event in (window.lives.alloc[one.rows[0]], one.last_use, one.rests_until)
+        for event in (window.lives.alloc[one.rows[0]], one.last_use, over_at)
     )
-    is_there = bool((window.lives.free[one.rows] >= one.rests_until).all())
-    return is_there and over - used >= max(_LEAST_STEPS, _MOSTLY * (over - made))
+    return over - used >= max(_LEAST_STEPS, _MOSTLY * (over - made))
 
 
 RULE = RestingModels()

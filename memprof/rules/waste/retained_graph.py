@@ -11,7 +11,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.graph_lines import retaining
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.rules.unvisited_passes import unvisited_passes
+from memprof.rules.unvisited_passes import unlearned_models, unvisited_passes
 from memprof.source_code.idioms import read_by_itself
 from memprof.source_code.program import Place, bound_names, calls_in, loaded_names, place_of
 from memprof.source_code.retained_graphs import asks_to_retain, retain_argument
@@ -68,7 +68,8 @@ class RetainedGraph(WasteRule[Retained]):
         activation = np.flatnonzero(
             (window.category == Category.ACTIVATION) & (window.made_in >= 0)
         )
-        activation = np.setdiff1d(activation, unvisited_passes(window))
+        for unread in (unvisited_passes(window), unlearned_models(window)):
+            activation = np.setdiff1d(activation, unread)
         last = np.array([ends.get(int(s), -1) for s in window.made_in[activation]], dtype=np.int64)
         over = (last >= 0) & (lives.free[activation] > last)
         over &= _until_replaced(window, activation)

@@ -10,7 +10,15 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Place, assigned, called_name, place_of
+from memprof.source_code.program import (
+    Place,
+    assigned,
+    bound_names,
+    called_name,
+    calls_in,
+    loaded_names,
+    place_of,
+)
 from memprof.source_code.scopes import parameters, reads_of
 from memprof.source_code.values import values_of
 from memprof.units import format_bytes
@@ -20,7 +28,27 @@ __all__ = ["RULE"]
 
 _LEAST_SHARE = 0.1
 """Of the peak, in such copies of one line."""
-_ORDER = "randperm"
+_ORDERS = frozenset(("permutation", "randperm"))
+"""Functions of torch and of NumPy that return an order."""
+_SAME_ORDER = frozenset(
+    (
+        "LongTensor",
+        "as_tensor",
+        "cuda",
+        "from_numpy",
+        "list",
+        "long",
+        "numpy",
+        "tensor",
+        "to",
+        "tolist",
+    )
+)
+"""What an order goes through as it is."""
+_DATA_SET = "TensorDataset"
+"""Of which a loader takes the rows of a batch, one by one."""
+_UNNAMED = "perm"
+"""What an order is called in an advice that has no name in the source."""
 _SELECT, _GIVEN = "index_select", 3
 _IN_BATCHES = frozenset(("chunk", "split", "tensor_split"))
 _FEWEST = 3
@@ -67,6 +95,10 @@ class ShuffledCopyRule(WasteRule[ShuffledCopy]):
             place = place_of(window.owners.sites.frames[site])
             copy = _copy(place) if place is not None else None
             if place is not None and copy is None:
+                copy = _of_return(
+                    place, _calling(window, window.largest(there & (window.site == site)))
+                )
+            if place is not None and copy is None:
                 match = _of_attribute(window, site, place)
                 if match is not None:
                     yield match
@@ -95,7 +127,8 @@ class ShuffledCopyRule(WasteRule[ShuffledCopy]):
         assert whole is not None
         why = (
             f"Batches are parts of a copy, {format_bytes(match.nbytes)}: take each of "
-            f"`{whole.source}` itself, by its part of `{whole.order}`."
+            f"`{whole.source}` itself, by its part of `{whole.order}` (a `DataLoader`: by "
+            "`shuffle=True`)."
         )
         yield Advice("index_batches", why, case.site, typed=whole.taken)
 
@@ -147,7 +180,7 @@ def _shuffled_attribute(place: Place) -> tuple[str, str] | None:
         if not isinstance(order, ast.Name) or ast.unparse(value.value) != ast.unparse(target):
             continue
         made = [one for one in values_of(place, order.id) if one is not None]
-        if made and all(called_name(one) == _ORDER for one in made):
+        if made and all(map(_is_order, made)):
             return (ast.unparse(target), order.id) if _is_batched(place, target.attr) else None
     return None
 
@@ -166,7 +199,7 @@ def _is_batched(place: Place, name: str) -> bool:
         if where is None or where.statement is place.statement or _is_of_making(where):
             continue
         if isinstance(parent, ast.Subscript) and parent.value is node:
-            is_batched |= isinstance(parent.slice, ast.Slice)
+            is_batched |= _is_slice(where, parent.slice)
         elif isinstance(parent, ast.Attribute) and parent.attr in _BATCHES:
             is_batched = True
         elif not (called_name(parent) == "len" or _asks_for_number(parent)):
@@ -181,6 +214,8 @@ def _is_of_making(place: Place) -> bool:
 
 def _copy(place: Place) -> ShuffledSet | None:
     """What a statement copies in random order. None where anything but slices is read of it."""
+    if isinstance(place.statement, ast.For):
+        return _of_loop(place, place.statement.iter)
     if not isinstance(place.statement, ast.Assign):
         return None
     for target, value in assigned(place.statement):
@@ -188,11 +223,11 @@ def _copy(place: Place) -> ShuffledSet | None:
         indexed = _indexed(entries.value if entries is not None else value)
         if not isinstance(target, ast.Name) or indexed is None:
             continue
-        part, order = indexed
-        made = [one for one in values_of(place, order.id) if one is not None]
-        if not made or not all(called_name(one) == _ORDER for one in made):
+        part, index = indexed
+        order = _order(place, index)
+        if not order:
             continue
-        taken = f"{ast.unparse(part)}[{order.id}[i : i + batch]]"
+        taken = f"{ast.unparse(part)}[{order}[i : i + batch]]"
         source = ast.unparse(part)
         if entries is not None:
             source, taken = _of_entries(entries, taken)
@@ -200,14 +235,82 @@ def _copy(place: Place) -> ShuffledSet | None:
         if not source or (source == target.id and not is_given):
             continue  # the set itself is gone then
         if _is_sliced(place, target.id, has_entries=entries is not None):
-            return ShuffledSet(source, target.id, order.id, taken)
+            return ShuffledSet(source, target.id, order, taken)
     return None
 
 
-def _indexed(value: ast.expr | None) -> tuple[ast.expr, ast.Name] | None:
+def _calling(window: Window, row: int) -> Place | None:
+    """The program's statement that called the function which made a tensor."""
+    frames = window.user_frames(window.stack(row))[1:2]
+    return place_of(frames[0]) if frames else None
+
+
+def _of_return(place: Place, calling: Place | None) -> ShuffledSet | None:
+    """The same where a function returns the copy, and its caller takes the batches."""
+    value = place.statement.value if isinstance(place.statement, ast.Return) else None
+    values = value.elts if isinstance(value, ast.Tuple) else [value]
+    targets = bound_names(calling.statement) if calling is not None else []
+    if calling is None or len(targets) != len(values):
+        return None
+    handed = loaded_names(calling.statement)
+    for target, one in zip(targets, values, strict=True):
+        indexed = _indexed(one)
+        order = _order(place, indexed[1]) if indexed is not None else ""
+        if indexed is None or not order or not isinstance(target, ast.Name):
+            continue
+        if target.id in handed:
+            continue  # ``x = in_order(x)``: the set itself is gone then
+        source = ast.unparse(indexed[0])
+        if _is_sliced(calling, target.id, has_entries=False):
+            return ShuffledSet(source, target.id, order, f"{source}[{order}[i : i + batch]]")
+    return None
+
+
+def _of_loop(place: Place, iterated: ast.expr) -> ShuffledSet | None:
+    """The same of a loop that takes batches of such a copy: ``for b in x[order].split(batch)``."""
+    for call in calls_in(iterated, *_IN_BATCHES):
+        indexed = _indexed(call.func.value) if isinstance(call.func, ast.Attribute) else None
+        order = _order(place, indexed[1]) if indexed is not None else ""
+        if indexed is not None and order:
+            source = ast.unparse(indexed[0])
+            return ShuffledSet(source, "", order, f"{source}[{order}[i : i + batch]]")
+    return None
+
+
+def _order(place: Place, index: ast.expr) -> str:
+    """By what name an index is known that puts all in random order; empty for others."""
+    if not isinstance(index, ast.Name):
+        return _UNNAMED if _is_order(index) else ""
+    made = [one for one in values_of(place, index.id) if one is not None]
+    return index.id if made and all(map(_is_order, made)) else ""
+
+
+def _is_order(value: ast.expr) -> bool:
+    """Whether a value is an order of ``torch.randperm`` or of NumPy, perhaps in another type."""
+    while isinstance(value, ast.Call) and called_name(value) in _SAME_ORDER:
+        given = value.args[:1]
+        is_method = isinstance(value.func, ast.Attribute) and (
+            not given or called_name(value) in ("to", "cuda")
+        )
+        if not (is_method or given):
+            return False
+        value = value.func.value if is_method else given[0]  # type: ignore[attr-defined]
+    return called_name(value) in _ORDERS
+
+
+def _is_slice(place: Place, index: ast.expr) -> bool:
+    """``i : i + batch``, as such, or by a variable that ``slice(i, i + batch)`` is bound to."""
+    if isinstance(index, ast.Name):
+        made = [one for one in values_of(place, index.id) if one is not None]
+        return bool(made) and all(_is_slice(place, one) for one in made)
+    return isinstance(index, ast.Slice) or called_name(index) == "slice"
+
+
+def _indexed(value: ast.expr | None) -> tuple[ast.expr, ast.expr] | None:
     """``x`` and ``order`` of ``x[order]``, ``x.index_select(0, order)`` or torch's function."""
     if isinstance(value, ast.Subscript):
-        return (value.value, value.slice) if isinstance(value.slice, ast.Name) else None
+        index = value.slice
+        return (value.value, index) if isinstance(index, (ast.Call, ast.Name)) else None
     if not isinstance(value, ast.Call) or called_name(value) != _SELECT:
         return None
     is_method = isinstance(value.func, ast.Attribute) and ast.unparse(value.func.value) != "torch"
@@ -215,7 +318,7 @@ def _indexed(value: ast.expr | None) -> tuple[ast.expr, ast.Name] | None:
     given = [*receiver, *value.args, *(one.value for one in value.keywords)]
     if len(given) != _GIVEN or ast.unparse(given[1]) != "0":
         return None
-    return (given[0], given[2]) if isinstance(given[2], ast.Name) else None
+    return (given[0], given[2]) if isinstance(given[2], (ast.Call, ast.Name)) else None
 
 
 def _of_entries(entries: ast.DictComp, taken: str) -> tuple[str, str]:
@@ -245,21 +348,23 @@ def _is_sliced(place: Place, name: str, *, has_entries: bool) -> bool:
             if not isinstance(entry, ast.Subscript) or not isinstance(entry.slice, ast.Constant):
                 return False
             value, beyond = entry, around[:-1]
-        if _takes_batches(value, beyond):
+        if _takes_batches(place, value, beyond):
             sliced = True
         elif not (called_name(beyond[-1]) == "len" or _asks_for_length(beyond[-1])):
             return False
     return sliced
 
 
-def _takes_batches(value: ast.expr, around: list[ast.AST]) -> bool:
+def _takes_batches(place: Place, value: ast.expr, around: list[ast.AST]) -> bool:
     """``x[i : i + batch]``, ``x.split(batch)``, ``x.chunk(n)``.
 
     Not ``first, second = x.split((n, m))``: parts that have names are kept.
     """
     parent = around[-1]
+    if called_name(parent) == _DATA_SET:
+        return True
     if isinstance(parent, ast.Subscript) and parent.value is value:
-        return isinstance(parent.slice, ast.Slice)
+        return _is_slice(place, parent.slice)
     call = around[-2] if len(around) > 1 else None
     if not isinstance(call, ast.Call) or not isinstance(parent, ast.Attribute):
         return False

@@ -29,7 +29,7 @@ from memprof.source_code.program import (
 from memprof.source_code.scopes import parameters
 from memprof.source_code.sliding_stacks import sliding_stack
 from memprof.units import format_bytes
-from memprof.views.window import Bools, Window
+from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["RULE"]
 
@@ -40,7 +40,8 @@ _FEWEST = 8
 _LEAST_STACK = 1024
 """Bytes: a few numbers that are stacked have sizes that divide many others."""
 _LEAST_KEPT = 0.5
-"""Of those that a line made: of which few are kept, the others may be all that two share."""
+"""Of those that a line made since the oldest of them: of which few are kept, the others may be all
+that two share."""
 _COPY = "copy_"
 _LITERALS = (ast.List, ast.Tuple, ast.Set)
 _REMAINS = 0.5
@@ -169,7 +170,7 @@ def _sliding_stacks(window: Window, mask: Bools) -> StoredTwice | None:
         made = (window.site == site) & (lives.requested == lives.requested[row])
         rows = np.flatnonzero(made & mask)
         is_held = np.isin(lives.stack[rows], list(held)).any()
-        if is_held and len(rows) >= max(_FEWEST, _LEAST_KEPT * np.count_nonzero(made)):
+        if is_held and len(rows) >= max(_FEWEST, _LEAST_KEPT * _since_first(made, rows)):
             there = rows[window.at_peak[rows]]
             return StoredTwice(
                 row=row,
@@ -180,6 +181,11 @@ def _sliding_stacks(window: Window, mask: Bools) -> StoredTwice | None:
                 shared=shared,
             )
     return None
+
+
+def _since_first(made: Bools, kept: Ints) -> int:
+    """How many were made from the first of those that are kept on: a full memory drops the old."""
+    return int(np.count_nonzero(made[kept[0] :])) if len(kept) else 0
 
 
 def _stacks_held(window: Window) -> set[int]:

@@ -21,6 +21,9 @@ __all__ = ["RULE"]
 
 _SUMS = frozenset(("mean", "sum"))
 _PRODUCTS = frozenset(("bmm", "matmul"))
+_MULTIPLYING = frozenset(("mul", "multiply"))
+_RESHAPING = frozenset(("reshape", "view"))
+_REPEATING = frozenset(("expand", "expand_as", "repeat"))
 _OPERANDS = 2
 _LAST, _BEFORE_LAST = frozenset(("-1", "2")), frozenset(("-2", "1"))
 """Where a batch of vectors is given a dimension, to make columns or rows of them."""
@@ -109,16 +112,52 @@ def _are_products(value: ast.expr | None, place: Place, depth: int = 2) -> bool:
     whole = einsum_of(value) if value is not None else None
     if whole is not None:
         return _multiplies_pairs(whole)
-    if isinstance(value, ast.Call):
+    sides = _factors(value, place)
+    if isinstance(value, ast.Call) and not sides:
         return _is_outer_product(value, place)
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.MatMult):
         return _is_column_by_row(value.left, value.right)
-    if not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Mult):
+    if not sides:
         return False
-    sides = (value.left, value.right)
+    ones = [_one_of_shape(one, place) for one in sides]
+    if None not in ones and ones[0] != ones[1]:
+        return True
     if all(_has_new_dimension(one, place) for one in sides):
         return True
     return any(_are_products(one, place, depth) for one in sides)
+
+
+def _factors(value: ast.expr | None, place: Place) -> tuple[ast.expr, ...]:
+    """What is multiplied value by value: of ``a * b``, ``a.mul(b)`` and ``torch.mul(a, b)``."""
+    if isinstance(value, ast.BinOp):
+        return (value.left, value.right) if isinstance(value.op, ast.Mult) else ()
+    if not isinstance(value, ast.Call) or called_name(value) not in _MULTIPLYING:
+        return ()
+    if qualified_name(place, value.func).startswith("torch."):
+        return tuple(value.args[:_OPERANDS])
+    receiver = value.func.value if isinstance(value.func, ast.Attribute) else None
+    return (receiver, value.args[0]) if receiver is not None and value.args else ()
+
+
+def _one_of_shape(value: ast.expr, place: Place) -> int | None:
+    """Which dimension has a length of one by ``x.view(n, 1, m)``, also of a name of such.
+
+    None where it has none, or several.
+    """
+    if isinstance(value, ast.Name):
+        values = list(values_of(place, value.id))
+        value = values[0] if len(values) == 1 and values[0] is not None else value
+    if not isinstance(value, ast.Call) or called_name(value) not in _RESHAPING:
+        return None
+    sizes = value.args
+    if len(sizes) == 1 and isinstance(sizes[0], (ast.List, ast.Tuple)):
+        sizes = sizes[0].elts
+    ones = [
+        at
+        for at, one in enumerate(sizes, -len(sizes))
+        if isinstance(one, ast.Constant) and one.value == 1
+    ]
+    return ones[0] if len(ones) == 1 else None
 
 
 def _is_outer_product(call: ast.Call, place: Place) -> bool:
@@ -185,6 +224,9 @@ def _has_new_dimension(value: ast.expr, place: Place) -> bool:
         if len(values) != 1 or values[0] is None or isinstance(values[0], ast.Name):
             return False
         value = values[0]
+    if called_name(value) in _REPEATING and isinstance(value, ast.Call):
+        within = value.func.value if isinstance(value.func, ast.Attribute) else value
+        return within is not value and _has_new_dimension(within, place)
     if isinstance(value, ast.Subscript):
         entries = value.slice.elts if isinstance(value.slice, ast.Tuple) else [value.slice]
         return any(isinstance(one, ast.Constant) and one.value is None for one in entries)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.registered_buffers import has_known_bases, mentions
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.source_code.called_attributes import is_only_called
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import (
     Place,
@@ -20,6 +22,7 @@ from memprof.source_code.program import (
     place_of,
     source_of,
 )
+from memprof.source_code.verbs import SAVING
 from memprof.trace import Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
@@ -30,6 +33,8 @@ _LEAST_STEPS = 8
 """In which it is not called: a part may be for an evaluation now and then."""
 _LEAST_SHARE = 0.1
 """Of the peak, in parameters of one part."""
+_SAVING = SAVING - {"load_state_dict"}
+_NUMBER = re.compile(r"\.(\d+)")
 _LEARNING = (Category.GRADIENT, Category.OPTIMIZER_STATE)
 
 
@@ -47,6 +52,9 @@ class UncalledModule(Match):
     """The program's own class has it; else a library's has."""
     called_at: int = 0
     """The line that called it last, before all steps; 0 where nothing ever did."""
+    unused: str = ""
+    """By what it is to be dropped, where the program has ended and did not call it, though its
+    files may name it: ``layers[4:12]``."""
 
 
 class UncalledModules(WasteRule[UncalledModule]):
@@ -94,6 +102,7 @@ class UncalledModules(WasteRule[UncalledModule]):
                     line=line,
                     is_own=is_own,
                 )
+        yield from _never_called(window)
 
     def title(self, match: UncalledModule) -> str:
         """Say whose they are."""
@@ -111,7 +120,12 @@ class UncalledModules(WasteRule[UncalledModule]):
             yield Advice("del_ref", why, match.place)
             return
         why = f"No step calls `{match.module}`, of {format_bytes(match.nbytes)}, "
-        if match.is_own:
+        if match.unused:
+            why += (
+                "and the program has come to its end without it: do not make it, or drop it once "
+                f"the weights are loaded (`del model.{match.unused}`)."
+            )
+        elif match.is_own:
             why += f"and nothing in the program's files reads `{attribute}`: do not make it."
         else:
             why += (
@@ -161,6 +175,59 @@ def _done_before(window: Window, attribute: str) -> _Done | None:
     at = next(at for at, one in enumerate(frames) if (one.filename, one.line) in calls)
     place = place_of(frames[min(at + 1, len(frames) - 1)])
     return _Done(last + 1, frames[at].line, place) if place is not None else None
+
+
+def _never_called(window: Window) -> Iterator[UncalledModule]:
+    """What the program's own class makes and the program ended without having called.
+
+    Its files may name it, in the `forward` of a base class or by what a setting chooses, but only
+    to call it; and save no weights, which may be for another program.
+    """
+    is_whole = window.reaches_end and window.number == 0
+    if not is_whole or len(window.steps) < 2 * _LEAST_STEPS:
+        return
+    if any(calls_in(program.tree, *_SAVING) for program in window.programs):
+        return
+    groups: dict[str, list[tuple[str, Ints]]] = {}
+    for path, rows in _uncalled(window).items():
+        parent, _, last = path.rpartition(".")
+        groups.setdefault(parent if last.isdigit() else path, []).append((last, rows))
+    for path, parts in groups.items():
+        rows = np.concatenate([rows for _, rows in parts])
+        nbytes = int(window.lives.size[rows].sum())
+        row = int(rows[np.argmax(window.lives.size[rows])])
+        names = path.split(".")
+        attribute = next((one for one in names[:0:-1] if _making(window, row, one)), "")
+        place = _making(window, row, attribute) if attribute else None
+        if window.share(nbytes) < _LEAST_SHARE or place is None:
+            continue
+        if _own_place(window, row, attribute) is not None or not is_only_called(
+            window.programs, attribute
+        ):
+            continue
+        numbers = [int(last) for last, _ in parts if last.isdigit()]
+        lowest, highest = min(numbers, default=-1), max(numbers, default=-1)
+        is_several = lowest < highest
+        entry = f"[{lowest}:{highest + 1}]" if is_several else f"[{lowest}]"
+        of_list = f".{lowest} to .{highest}" if is_several else f".{lowest}"
+        yield UncalledModule(
+            row=row,
+            rows=rows,
+            nbytes=nbytes,
+            saving=window.replayed(window.whole(rows)),
+            module=path + (of_list if numbers else ""),
+            place=place,
+            unused=_NUMBER.sub(r"[\1]", ".".join(names[1:])) + (entry if numbers else ""),
+        )
+
+
+def _making(window: Window, row: int, attribute: str) -> Place | None:
+    """The statement of a class of the program's that gives it an attribute."""
+    for frame in window.user_frames(window.stack(row)):
+        place = place_of(frame)
+        if place is not None and place.class_ is not None and _binds(place, attribute):
+            return place
+    return None
 
 
 def _uncalled(window: Window) -> dict[str, Ints]:

@@ -15,12 +15,14 @@ from memprof.rules.library_switch import Switch, switch_to_parts
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.program import Place, own_calls
-from memprof.trace import Frame
+from memprof.trace import Category, Frame
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Window
 
 __all__ = ["RULE"]
 
+_LEAST_SHARE = 0.2
+"""Of the peak, in what is made below the function, where no tensor is large."""
 _LEAST_PARTS = 2
 """A batch of one is not divided, and how many it has is not recorded."""
 
@@ -40,17 +42,25 @@ class UndividedBatch(WasteRule[Undivided]):
     fixes = ("divide_batch",)
 
     def matches(self, window: Window) -> Iterator[Undivided]:
-        """The largest tensor, from which nothing learns, made below a function with a switch."""
+        """The largest tensor, from which nothing learns, made below a function with a switch.
+
+        Or the largest of the step, where much of the peak was made below that function: a layer
+        makes several, none of which is large.
+        """
         large = large_tensor(window)
-        if large is None or window.learns_after(int(window.lives.alloc[large.row])):
+        row = large.row if large is not None else _largest_of_step(window)
+        if row < 0 or window.learns_after(int(window.lives.alloc[row])):
             return
-        frame, switch = _switch(window.stack(large.row))
+        frame, switch = _switch(window.stack(row))
         if frame is None or switch is None:
             return
         rows = np.flatnonzero(_made_below(window, frame) & (window.made_in >= 0))
         there = rows[window.at_peak[rows]]
+        share = window.share(int(window.lives.size[there].sum()))
+        if large is None and share < _LEAST_SHARE:
+            return
         yield Undivided(
-            row=large.row,
+            row=row,
             rows=there,
             nbytes=int(window.lives.size[there].sum()),
             saving=window.replayed(window.whole(rows)),
@@ -73,6 +83,16 @@ class UndividedBatch(WasteRule[Undivided]):
             f"{format_bytes(match.nbytes)} are there for all of it."
         )
         yield Advice("divide_batch", why, case.site, remains=1 / _LEAST_PARTS)
+
+
+def _largest_of_step(window: Window) -> int:
+    """The largest lifetime at the peak that its step has made, and that is no input; else -1."""
+    if window.peak.event < 0:
+        return -1
+    step = window.step_of_event[window.peak.event]
+    mask = window.at_peak & ~window.has_owner & (window.made_in == step)
+    mask &= (window.category != Category.INPUT) & (window.lives.alloc >= 0)
+    return window.largest(mask) if mask.any() else -1
 
 
 def _switch(stack: Sequence[Frame]) -> tuple[Frame | None, Switch | None]:

@@ -232,11 +232,14 @@ def _with_last_step(window: Window, rows: Ints) -> tuple[Ints, Ints]:
     others = np.ones(len(lives), dtype=bool)
     others[rows] = False
     alike = _alike(window, others, rows) & np.isin(window.made_in, last_steps)
+    models = rows[window.made_in[rows] == model_step]
+    is_large = lives.size >= lives.size[models].min(initial=window.peak.bytes) // 2
     is_known = alike & (window.unread_from < lives.free)
+    if len(models):  # what the same call makes for itself, as a layer does of its input, is none
+        is_known &= is_large
     own = [*rows.tolist(), *np.flatnonzero(is_known).tolist()]
     at = window.unread_from[own].tolist()
-    models = rows[window.made_in[rows] == model_step]
-    alike &= ~is_known & (lives.size >= lives.size[models].min(initial=window.peak.bytes) // 2)
+    alike &= ~is_known & is_large
     for step in last_steps:
         of_step = np.flatnonzero(alike & (window.made_in == step))
         for stack in np.unique(lives.stack[models]).tolist():

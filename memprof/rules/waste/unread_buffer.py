@@ -13,10 +13,11 @@ from memprof.rules.registered_buffers import (
     large_buffers,
     mentions,
     registered_in_loop,
+    registering_place,
     unread_buffer,
 )
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Place, place_of
+from memprof.source_code.program import Place
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Window
 
@@ -46,7 +47,7 @@ class UnreadBuffer(WasteRule[MovedBuffer]):
         if not large.any():
             return
         row = window.main_site(large)
-        place = place_of(window.frame_of(row))
+        place = registering_place(window, row)
         if place is None:
             return
         name = unread_buffer(window.programs, place)
@@ -55,11 +56,12 @@ class UnreadBuffer(WasteRule[MovedBuffer]):
             name, mask = _of_loop(window, mask, row, place)
         if not name:
             return
+        on_the_way = (window.site == window.site[row]) & ~window.has_owner
         yield MovedBuffer(
             row=row,
             rows=np.flatnonzero(mask),
             nbytes=window.bytes_of(mask),
-            saving=window.replayed(window.whole(np.flatnonzero(mask))),
+            saving=window.replayed(window.whole(np.flatnonzero(mask | on_the_way))),
             buffer=name,
             module=window.module_name(row),
         )

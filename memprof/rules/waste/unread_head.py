@@ -13,14 +13,18 @@ from memprof.rules.forward_passes import runs_within
 from memprof.rules.large_tensor import large_tensor
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.frame_kind import is_of_library
+from memprof.source_code.idioms import keyword
 from memprof.source_code.program import Place, Program, assigned, calls_in
+from memprof.trace import Phase
 from memprof.units import format_bytes
+from memprof.views.owners import common_module
 from memprof.views.window import Ints, Window
 
 __all__ = ["RULE"]
 
 _STATES = frozenset(("decoder_hidden_states", "encoder_last_hidden_state", "hidden_states"))
 """Fields of what models of transformers with a head return that are made before it."""
+_OF_TUPLE = "hidden_states"
 _SCORES = frozenset(("logits", "prediction_logits", "seq_relationship_logits", "loss"))
 """And those that the head fills, by itself or for a loss."""
 
@@ -82,12 +86,54 @@ class UnreadHeadRule(WasteRule[UnreadHead]):
 
 
 def _states_read(place: Place) -> str:
-    """The one field of a call's result that its function reads, if states are; else empty."""
+    """The one field of a call's result that its function reads, if states are; else empty.
+
+    A tuple has the scores first, and last the states that a call has asked for.
+    """
+    if _reads_last(place):
+        return _OF_TUPLE
     fields = {
         node.attr if isinstance(node, ast.Attribute) else str(_key(node))
         for node in _reads_of_result(place)
     }
     return fields.pop() if len(fields) == 1 and fields <= _STATES else ""
+
+
+def _reads_last(place: Place) -> bool:
+    """Whether a call asks for states, and only the last entry of the tuple that it returns is read.
+
+    ``*_, states = model(ids, output_hidden_states=True)``.
+    """
+    calls = {id(call) for call in calls_in(place.statement) if _asks_for_states(call)}
+    if not calls:
+        return False
+    statement = place.statement
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    if isinstance(target, (ast.Tuple, ast.List)) and id(getattr(statement, "value", 0)) in calls:
+        names = [one.value if isinstance(one, ast.Starred) else one for one in target.elts]
+        read = {
+            node.id
+            for node in ast.walk(place.scope)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        }
+        is_read = [isinstance(one, ast.Name) and one.id in read for one in names]
+        return len(names) > 1 and is_read[-1] and not any(is_read[:-1])
+    reads = [*_reads_of_result(place)]
+    return bool(reads) and all(_index(node) == -1 for node in reads)
+
+
+def _asks_for_states(call: ast.Call) -> bool:
+    value = keyword(call, "output_hidden_states")
+    return isinstance(value, ast.Constant) and value.value is True
+
+
+def _index(node: ast.AST) -> object:
+    """The number by which an entry is read; None for others."""
+    index = node.slice if isinstance(node, ast.Subscript) else None
+    try:
+        return ast.literal_eval(index) if index is not None else None
+    except ValueError:
+        return None
 
 
 def _reads_of_result(place: Place) -> Iterator[ast.AST]:
@@ -126,17 +172,39 @@ def _names_scores(program: Program) -> bool:
 
 
 def _head(window: Window, row: int) -> str:
-    """The part of a model, right below it, that makes a tensor, if each pass ends in it."""
-    path = window.module_name(row).split(".")
-    if len(path) < 2:
+    """The part of a model, right below it, that makes a tensor, if each pass ends in it.
+
+    The model is what the line of the program calls: also a part of a module of the program's.
+    """
+    path = window.module_name(row)
+    model = _called(window, row)
+    if not path.startswith(f"{model}.") or not model:
         return ""
-    head = ".".join(path[:2])
+    part = path[len(model) + 1 :].partition(".")[0]
+    head = f"{model}.{part}"
     labels = [label.module for label in window.trace.tables.labels]
-    in_model = np.array([f"{name}.".startswith(f"{path[0]}.") for name in labels], dtype=bool)
+    in_model = np.array([f"{name}.".startswith(f"{model}.") for name in labels], dtype=bool)
     in_head = np.array([f"{name}.".startswith(f"{head}.") for name in labels], dtype=bool)
     ends: Ints = np.array([last for _, last, _ in runs_within(window, in_model)], dtype=np.int64)
     of_ends = in_head[window.trace.events.label[ends]] if len(ends) else np.zeros(0, dtype=bool)
     return head if len(of_ends) and bool(of_ends.all()) else ""
+
+
+def _called(window: Window, row: int) -> str:
+    """The module around all that is made in passes below the line of the program that made a row.
+
+    Empty where there is no such line.
+    """
+    frames = window.user_frames(window.stack(row))
+    if not frames:
+        return ""
+    stacks = [
+        at for at in range(len(window.trace.tables.stacks)) if frames[0] in window.trace.stack(at)
+    ]
+    below = np.isin(window.lives.stack, stacks) & (window.phase == Phase.FORWARD)
+    labels = window.trace.tables.labels
+    paths = {labels[at].module for at in np.unique(window.lives.label[below]).tolist()} - {""}
+    return common_module(sorted(paths))
 
 
 RULE = UnreadHeadRule()

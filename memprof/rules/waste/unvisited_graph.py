@@ -15,9 +15,10 @@ from memprof.rules.graph_lines import is_forward
 from memprof.rules.results_read import calling_frame
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.rules.unvisited_passes import unvisited_passes
+from memprof.source_code.ended_variables import is_let_go, is_replaced_in_loop
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import is_partly_cut
-from memprof.source_code.program import bound_names, place_of
+from memprof.source_code.program import Place, bound_names, place_of
 from memprof.source_code.scopes import reads_of
 from memprof.source_code.torch_modes import without_gradients
 from memprof.source_code.verbs import CUTTING
@@ -44,6 +45,8 @@ _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)
 """Statements that have no others within them."""
 _LEAST_MODULES = 3
 """Modules that save something: fewer are a result that is used."""
+_LEAST_LET_GO = 2
+"""Tensors of variables that end with the pass."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +55,8 @@ class Unvisited(Match):
 
     frame: Frame | None = None
     """The innermost line of the program on the way to all of it, and to nothing that is read."""
+    is_shared: bool = False
+    """There is none: it is a line that calls what is read as well."""
     is_learned: bool = False
     """The backward pass goes through other passes of the same model."""
 
@@ -99,12 +104,32 @@ class UnvisitedGraph(WasteRule[Unvisited]):
         frame = match.frame
         place = case.place_at(frame.filename, frame.line) if frame is not None else case.site
         which = "those passes" if match.is_learned else "this model"
+        text = _text_cut_off(place) if match.is_shared else ""
+        what_to_do = f"run {which} under `torch.no_grad()`"
+        if match.is_shared:
+            what_to_do += (
+                f", and{f' `{text}`' if text else ''} in a statement of its own: this one runs "
+                "what learns as well"
+            )
         yield Advice(
             "no_grad",
             f"{format_bytes(match.nbytes)} are kept for a backward pass that does not read them: "
-            f"run {which} under `torch.no_grad()`.",
+            f"{what_to_do}.",
             place,
+            typed=f"with torch.no_grad(): wanted = {text}" if text else "",
         )
+
+
+def _text_cut_off(place: Place | None) -> str:
+    """The call whose result a statement cuts off from its graph, if it is one: ``teacher(x)``."""
+    texts = [
+        ast.unparse(node.value)
+        for node in ast.walk(place.statement if place is not None else ast.Pass())
+        if isinstance(node, ast.Attribute)
+        and node.attr in CUTTING
+        and isinstance(node.value, ast.Call)
+    ]
+    return texts[0] if len(texts) == 1 else ""
 
 
 def _passed_by(window: Window, path: str) -> Iterator[Unvisited]:
@@ -125,15 +150,19 @@ def _match(window: Window, path: str, rows: Ints) -> Unvisited:
     at_peak = _mask(window, rows) & window.at_peak
     after = np.append(window.lives.alloc[rows[1:]], window.lives.alloc[rows[-1:]] + 1)
     others = ~_is_inside(path, window.owners.module.names)[window.module]
+    # What is made of the model's result, outside of modules, may be a part of its graph.
+    others &= window.module > 0
     # Of the model's own passes those that are gone through.
     others |= window.freed_by == Phase.BACKWARD
     rows_read = others & (window.category == Category.ACTIVATION) & (window.phase == Phase.FORWARD)
+    frame, is_shared = _calling_frame(window, rows, np.flatnonzero(rows_read))
     return Unvisited(
         row=window.main_site(at_peak if at_peak.any() else _mask(window, rows)),
         rows=rows,
         nbytes=window.bytes_of(at_peak),
         saving=window.replayed(window.ended_at(rows, after)),
-        frame=_own_frame(window, rows, np.flatnonzero(rows_read)),
+        frame=frame,
+        is_shared=is_shared,
     )
 
 
@@ -165,7 +194,7 @@ def _cut_off(window: Window, path: str) -> Ints:
         rows_lost = rows[lives.free[rows] < learns]
         if not visited(learns):
             rows_lost = rows[(lives.free[rows] < learns) | unread[rows]]
-        if len(_modules_of(window, rows_lost)) < _LEAST_MODULES:
+        if not _is_of_graph(window, rows_lost):
             continue
         if lives.size[rows_lost].sum() >= _MOSTLY * lives.size[rows].sum():
             parts.append(rows_lost)
@@ -234,11 +263,26 @@ def _left_behind(window: Window, path: str, learned: Ints) -> Ints:
 
 
 def _is_graph(window: Window, rows: Ints, pass_bytes: int, makers: int) -> bool:
-    """Whether tensors that a pass leaves, of so many bytes and modules, are more than results."""
-    least = 0.0 if _are_saved(window, rows) else _LEAST_KEEPING * makers
-    if len(_modules_of(window, rows)) < max(_LEAST_MODULES, least):
+    """Whether tensors that a pass leaves, of so many bytes and modules, are more than results.
+
+    Of fewer modules, which call functions, some are of names that are surely let go of.
+    """
+    are_saved = _are_saved(window, rows)
+    least = max(_LEAST_MODULES, 0.0 if are_saved else _LEAST_KEEPING * makers)
+    if len(_modules_of(window, rows)) < least and not (are_saved and _are_let_go(window, rows)):
         return False
     return int(window.lives.size[rows].sum()) >= _LEAST_KEPT * pass_bytes
+
+
+def _are_let_go(window: Window, rows: Ints) -> bool:
+    """Whether some of what a pass leaves is of variables of its own: only a graph can have that."""
+    lines = (next(iter(window.user_frames(window.stack(row))), None) for row in rows.tolist())
+    places = (place_of(frame) for frame in lines if frame is not None and is_forward(frame))
+    known = [place for place in places if place is not None]
+    in_loops = [one for one in known if is_replaced_in_loop(one)]
+    last = len({one.line for one in in_loops})  # the last of a loop may be what it returns
+    others = [one for one in known if not is_replaced_in_loop(one)]
+    return len(in_loops) - last + sum(map(is_let_go, others)) >= _LEAST_LET_GO
 
 
 def _is_cut_off(window: Window, rows: Ints) -> bool:
@@ -284,6 +328,15 @@ def _are_saved(window: Window, rows: Ints) -> bool:
     return not window.owners.inferred and bool(saved >= _NEARLY_ALL * size.sum())
 
 
+def _is_of_graph(window: Window, rows: Ints) -> bool:
+    """Whether what graphs save of a pass is more than results: of several modules, or of one.
+
+    One that calls functions (`F.relu(self.layer(x))`) saves what its variables had.
+    """
+    modules = _modules_of(window, rows)
+    return len(modules) >= _LEAST_MODULES or (bool(modules) and _are_let_go(window, rows))
+
+
 def _modules_of(window: Window, rows: Ints) -> set[int]:
     return set(window.module[rows].tolist()) - {0}
 
@@ -323,10 +376,11 @@ def _is_inside(path: str, modules: Sequence[str]) -> Bools:
     return np.array([f"{name}.".startswith(below) for name in modules], dtype=bool)
 
 
-def _own_frame(window: Window, rows: Ints, rows_read: Ints) -> Frame | None:
+def _calling_frame(window: Window, rows: Ints, rows_read: Ints) -> tuple[Frame | None, bool]:
     """The innermost line of the program that nearly all ``rows``, and no ``rows_read``, share.
 
-    One that calls the model, where there is one, and none within the model's own pass.
+    One that calls the model, where there is one, and none within the model's own pass. Where all
+    such lines are shared with those that are read, the innermost that calls it, and True.
     """
     others = {
         frame
@@ -338,13 +392,13 @@ def _own_frame(window: Window, rows: Ints, rows_read: Ints) -> Frame | None:
     for stack in np.flatnonzero(sizes).tolist():
         of_frame.update(dict.fromkeys(_user(window, stack), int(sizes[stack])))
     least = _NEARLY_ALL * float(sizes.sum())
-    own = [
-        frame
-        for frame in _user(window, int(sizes.argmax()))
-        if frame not in others and of_frame[frame] >= least
-    ]
+    every = [frame for frame in _user(window, int(sizes.argmax())) if of_frame[frame] >= least]
+    own = [frame for frame in every if frame not in others]
     outside = [frame for frame in own if not is_forward(frame)]
-    return next(iter(outside or own), None)
+    calling = [frame for frame in every if not is_forward(frame)]
+    if own or not calling:
+        return next(iter(outside or own), None), False
+    return calling[0], True
 
 
 def _user(window: Window, stack: int) -> list[Frame]:

@@ -13,6 +13,7 @@ from memprof.rules.case import Case
 from memprof.rules.lifespan import stays_near_peak
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.program import Place, bound_names, calls_in, place_of, root_name
+from memprof.source_code.values import values_of
 from memprof.source_code.verbs import CONVERTING
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
@@ -21,11 +22,16 @@ __all__ = ["RULE"]
 
 _LEAST_SHARE = 0.1
 """Of the peak."""
-_WIDER = (4, 2)
-"""Times the bytes: float32 of int8, and of half precision, or half precision of int8."""
+_WIDER = (4, 2, 8)
+"""Times the bytes: float32 of int8, and of half precision, or half precision of int8; float32 of
+two numbers in a byte."""
 _LEAST_ROWS = 2
 """One weight more is no larger than what is made anew in each call."""
 _FIRST = "__init__"
+_DEEPEST = 2
+"""Variables of one another, from what is converted to the layer's."""
+_PROPERTY, _KEPT_PROPERTY = "property", "cached_property"
+"""The latter, of functools, binds what a method returns to an attribute of its name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +67,7 @@ class WidenedWeightsRule(WasteRule[WidenedWeights]):
                 nbytes=int(lives.size[rows].sum()),
                 saving=window.replayed(window.whole(rows[rows != row])),
                 place=place,
-                name=ast.unparse(bound_names(place.statement)[0]),
+                name=_name_kept(place),
                 largest=int(lives.size[row]),
             )
             return
@@ -74,10 +80,12 @@ class WidenedWeightsRule(WasteRule[WidenedWeights]):
         """Let each layer widen its weights for the call."""
         at = match.place
         place = case.place_at(at.program.filename, at.line) if at is not None else None
+        is_property = at is not None and isinstance(at.statement, ast.Return)
+        instead = f"a plain `{_PROPERTY}`" if is_property else "a variable of the call"
         yield Advice(
             "del_ref",
             f"Narrow weights save nothing while {format_bytes(match.nbytes)} of wider ones are "
-            f"kept beside them: make `{match.name}` a variable of the call, so that only one "
+            f"kept beside them: make `{match.name}` {instead}, so that only one "
             f"layer's is there at a time ({format_bytes(match.largest)} at the most). If the "
             "wider ones are wanted for speed, drop the narrow ones.",
             place or case.site,
@@ -97,28 +105,65 @@ def _are_wider(window: Window, rows: Ints) -> bool:
 
 
 def _kept_at(window: Window, row: int) -> Place | None:
-    """The statement of a layer's forward that keeps what one of its methods converts, if any."""
+    """The statement of a layer that keeps what one of its methods converts, if any."""
     frames = window.user_frames(window.stack(row))[:2]
     places = [place for place in map(place_of, frames) if place is not None]
     converted = calls_in(places[0].statement, *CONVERTING) if places else []
-    if not any(root_name(call.func) == "self" for call in converted):
+    if not any(_is_of_layer(places[0], call.func) for call in converted):
         return None
-    if not isinstance(places[0].statement, ast.Return):
-        places = places[:1]
-    keeping = places[-1]
-    targets = bound_names(keeping.statement)
-    is_of_layer = keeping.class_ is not None and keeping.class_ is places[0].class_
-    if not is_of_layer or not _is_layer(keeping.class_) or len(targets) != 1:
+    is_handed_on = isinstance(places[0].statement, ast.Return) and not _name_kept(places[0])
+    keeping = places[-1] if is_handed_on else places[0]
+    if keeping.class_ is None or keeping.class_ is not places[0].class_ or not _is_layer(keeping):
         return None
-    if keeping.function is None or keeping.function.name == _FIRST:
-        return None
-    return keeping if isinstance(targets[0], ast.Attribute) else None
+    is_first = keeping.function is None or keeping.function.name == _FIRST
+    return keeping if _name_kept(keeping) and not is_first else None
 
 
-def _is_layer(class_: ast.ClassDef | None) -> bool:
-    return class_ is not None and any(
-        isinstance(one, ast.FunctionDef) and one.name == "forward" for one in class_.body
+def _name_kept(place: Place) -> str:
+    """The attribute of the layer, or the entry in one, that a statement binds; empty for none.
+
+    Also a property that functools keeps: ``self.weight32``, by the statement that returns it.
+    """
+    if isinstance(place.statement, ast.Return) and place.function is not None:
+        decorators = (ast.unparse(one) for one in place.function.decorator_list)
+        is_kept = any(one.rpartition(".")[2] == _KEPT_PROPERTY for one in decorators)
+        return f"self.{place.function.name}" if is_kept else ""
+    targets = bound_names(place.statement)
+    target = targets[0] if len(targets) == 1 else None
+    whole = target.value if isinstance(target, ast.Subscript) else target
+    is_own = isinstance(whole, ast.Attribute) and root_name(whole) == "self"
+    return ast.unparse(target) if target is not None and is_own else ""
+
+
+def _is_of_layer(place: Place, value: ast.expr, depth: int = 0) -> bool:
+    """Whether what is converted comes of ``self``, also by variables of the function."""
+    names = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
+    if "self" in names:
+        return True
+    bound = (one for name in names for one in values_of(place, name))
+    return depth < _DEEPEST and any(
+        one is not None and _is_of_layer(place, one, depth + 1) for one in bound
     )
+
+
+def _is_layer(place: Place) -> bool:
+    """Whether the class around has a `forward`, or one of the file that inherits from it."""
+    classes = {one.name: one for one in place.program.classes()}
+    waiting, visited = [place.class_], {place.class_}
+    while waiting:
+        class_ = waiting.pop()
+        if class_ is None:
+            continue
+        if any(isinstance(one, ast.FunctionDef) and one.name == "forward" for one in class_.body):
+            return True
+        heirs = {
+            one
+            for one in classes.values()
+            if any(isinstance(base, ast.Name) and base.id == class_.name for base in one.bases)
+        }
+        waiting += heirs - visited
+        visited |= heirs
+    return False
 
 
 RULE = WidenedWeightsRule()
