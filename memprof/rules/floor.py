@@ -142,7 +142,7 @@ def _comes_to_nothing(finding: RuleFinding, examination: Examination) -> bool:
     if device.name == "cpu" and is_little and _is_moved_to_host(finding):
         return True
     if not any(one.is_named for one in finding.holders):
-        return finding.bytes < share and total < _SMALL_GROWTH
+        return finding.bytes < max(share, _LEAST) and total < _SMALL_GROWTH
     return finding.bytes < share and total < max(_LEAST_GROWTH, min(_SMALL_GROWTH, share))
 
 

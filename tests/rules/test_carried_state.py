@@ -54,6 +54,44 @@ def test_the_state_is_handed_on_without_its_graph(tmp_path):
     assert "memory.state.detach())" in first.patch
 
 
+class Forecaster(nn.Module):
+    """Keeps its state itself; what trains it goes back through several steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.carried = nn.GRUCell(64, 64), None
+
+    def forward(self, x):
+        if self.carried is None:
+            self.carried = torch.zeros(16, 64)
+        self.carried = self.cell(x, self.carried)
+        return self.carried
+
+
+def trained_and_watched():
+    model = Forecaster()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(number):
+        if number < 4:
+            model.carried = None
+            losses = [model(torch.randn(16, 64)).square().mean() for _ in range(4)]
+            optimizer.zero_grad()
+            sum(losses).backward()
+            optimizer.step()
+        else:
+            model(torch.randn(16, 64))
+
+    return step
+
+
+def test_a_forward_that_others_learn_by_is_not_to_be_cut(tmp_path):
+    found, *_ = findings_of(trained_and_watched, tmp_path / "run.json", steps=40)
+    first = found.remedies[0]
+    assert (first.rule, first.fix) == ("carried-state", "no_grad")
+    assert first.code == "model(torch.randn(16, 64))"
+
+
 SOURCE = """
 import queue
 

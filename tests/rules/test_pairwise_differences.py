@@ -89,6 +89,14 @@ def over_others(a, b):
     return (difference**2).sum(2)
 
 
+def repelled(a, b):
+    """A kernel, and how the points push each other: a sum weighed by one number for each pair."""
+    difference = a.unsqueeze(1) - b.unsqueeze(0)
+    near = torch.exp(-difference.pow(2).sum(-1))
+    push = (near.unsqueeze(-1) * difference).sum(1)
+    return near + push.sum(-1, keepdim=True)
+
+
 def directions(a, b):
     """Forces between particles: the differences themselves are needed."""
     difference = a[:, None] - b[None]
@@ -175,6 +183,19 @@ def test_points_are_to_be_scaled_first_where_their_differences_are(tmp_path):
     found = findings_of(lambda: training(of_lengths), tmp_path / "run.json")
     (one,) = [finding for finding in found if finding.rule == "pairwise-differences"]
     assert "Scale the points first (`/ LENGTHS.exp()`)" in one.remedies[0].why
+
+
+def test_sums_that_one_number_for_each_pair_weighs_are_made_of_the_points(tmp_path):
+    found = findings_of(lambda: training(repelled), tmp_path / "run.json")
+    (one,) = [finding for finding in found if finding.rule == "pairwise-differences"]
+    assert one.match.weights == "near"
+    assert one.remedies[0].fix == "cdist"
+    assert one.remedies[0].code == "difference = a.unsqueeze(1) - b.unsqueeze(0)"
+    assert "`w.sum(1, keepdim=True) * a - w @ b`" in one.remedies[0].why
+    a, b = torch.randn(8, 3, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
+    w = torch.rand(8, 5, dtype=torch.float64)
+    summed = (w.unsqueeze(-1) * (a.unsqueeze(1) - b.unsqueeze(0))).sum(1)
+    assert torch.allclose(w.sum(1, keepdim=True) * a - w @ b, summed)
 
 
 def test_nothing_is_said_where_the_differences_are_needed(tmp_path):

@@ -14,9 +14,12 @@ from memprof.rules.finding import Kind
 from memprof.rules.graph_lines import (
     OF_ERRORS,
     behind_calls,
+    calling_place,
+    none_meanwhile,
     of_many_steps,
     on_the_way,
     running_sum,
+    under_no_grad,
 )
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import growing, is_moving_average, read_by_itself
@@ -51,7 +54,7 @@ class CarriedState(GrowthRule[StateUpdate]):
 
     name = "carried-state"
     summary = "a state is handed from step to step with its graph"
-    fixes = ("detach",)
+    fixes = ("detach", "no_grad")
 
     def match(self, case: Case) -> StateUpdate | None:
         """A name that a call makes from itself, where the graph hangs on no container."""
@@ -82,7 +85,17 @@ class CarriedState(GrowthRule[StateUpdate]):
         return state or _of_any_loop(case)
 
     def advice(self, cause: StateUpdate, case: Case) -> Iterator[Advice]:
-        """Hand it over without its graph."""
+        """Hand it over without its graph; build none where others learn by the same statement."""
+        call = calling_place(case) if _is_learned_elsewhere(cause, case) else None
+        if call is not None:
+            yield Advice(
+                "no_grad",
+                f"`{cause.name}` hands its graph from step to step, and no backward pass runs "
+                "where it grows. Other steps learn through it: build no graph here.",
+                call,
+                patch=under_no_grad(case),
+            )
+            return
         name, patch = cause.name, _between_steps(cause, case)
         yield Advice(
             "detach",
@@ -108,6 +121,15 @@ def _is_pass_without_holder(case: Case) -> bool:
     if len(rows) < _LEAST_SAVED * max(steps, 1):  # as many may be results
         return False
     return not without_gradients(finding.stack)
+
+
+def _is_learned_elsewhere(state: StateUpdate, case: Case) -> bool:
+    """Whether a model's forward hands it on, and backward passes of other steps may go through.
+
+    A forward that detaches its state learns nothing over the steps. Where it grows, none ran.
+    """
+    evidence = case.finding.evidence.allocs
+    return _is_in_forward(state.place) and case.backward and none_meanwhile(case.window, evidence)
 
 
 def _is_of_other_function(place: Place, name: str, case: Case) -> bool:

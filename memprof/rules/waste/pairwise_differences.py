@@ -10,7 +10,7 @@ from typing import TypeGuard
 from memprof.rules.case import Case
 from memprof.rules.large_tensor import large_tensor
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Place, called_name, loaded_names
+from memprof.source_code.program import Place, arguments, called_name, loaded_names
 from memprof.source_code.values import last_binding, values_of
 from memprof.trace import Phase
 from memprof.units import format_bytes
@@ -35,6 +35,8 @@ _MOST_SHOWN = 4
 """Dimensions of a shape that is read as a turn."""
 _OF_BATCHES = {"1", "2"}
 """How a batch of them is, by `unsqueeze`: they have four."""
+_POINTS = frozenset(("0", "1"))
+"""Dimensions of two sets of points, of three dimensions in all."""
 _SUBTRACTING = frozenset(("sub", "subtract"))
 """Methods of tensors, and functions of torch."""
 _OPERANDS = 2
@@ -54,6 +56,8 @@ class Differences(Match):
 
     scale: str = ""
     """What each dimension is divided by or multiplied with, as it is written."""
+    weights: str = ""
+    """One number for each pair by which they are weighed and added up, as it is written."""
 
 
 class PairwiseDifferences(WasteRule[Differences]):
@@ -69,8 +73,8 @@ class PairwiseDifferences(WasteRule[Differences]):
         if large is None or large.place is None or window.phase[large.row] == Phase.BACKWARD:
             return
         pairs = _bytes_of_pairs(window, large.row)
-        scales = _scales_of_distances(large.place) if pairs else None
-        if scales is None:
+        use = _use_of(large.place) if pairs else None
+        if use is None:
             return
         of_size = large.in_every_step & (window.made_in >= 0)
         without = window.replayed(window.whole(of_size.nonzero()[0]))
@@ -80,22 +84,30 @@ class PairwiseDifferences(WasteRule[Differences]):
             rows=large.there,
             nbytes=large.nbytes,
             saving=_with(without, (_KEPT if learns else 1) * pairs),
-            scale=" ".join(scales),
+            scale=" ".join(dict.fromkeys(use.scales)),
+            weights=use.weights[0] if use.weights else "",
         )
 
-    def title(self, match: Differences) -> str:  # noqa: ARG002 - every match reads the same
+    def title(self, match: Differences) -> str:
         """Say what they are for."""
-        return "are differences of all pairs of points, of which only distances are used"
+        used = "distances and weighted sums" if match.weights else "distances"
+        return f"are differences of all pairs of points, of which only {used} are used"
 
     def advice(self, match: Differences, case: Case) -> Iterator[Advice]:
         """Have the distances computed without them, or in parts."""
+        used = "distances and weighted sums" if match.weights else "distances"
         why = (
-            f"Only the distances are used of {format_bytes(match.nbytes)} of differences: "
+            f"Only the {used} are used of {format_bytes(match.nbytes)} of differences: "
             "`torch.cdist` computes them without (`.square()` for their squares, `p=1` for sums; "
             "a mean is one of these through the number of dimensions)."
         )
         if match.scale:
             why += f" Scale the points first (`{match.scale}`), each set by itself."
+        if match.weights:
+            why += (
+                f" Their sums, each weighed by `{match.weights}` (w) of its pair, are those of the "
+                "points: of `a - b` over all b it is `w.sum(1, keepdim=True) * a - w @ b`."
+            )
         yield Advice("cdist", why, case.site)
         yield Advice("chunk", "Or work through the points in parts.", case.site)
 
@@ -122,10 +134,10 @@ def _bytes_of_pairs(window: Window, row: int) -> int:
     return int(parts[whole % parts == 0].max(initial=0))
 
 
-def _scales_of_distances(place: Place) -> tuple[str, ...] | None:
-    """What weighs the dimensions where a statement subtracts what it has turned two ways.
+def _use_of(place: Place) -> _Way | None:
+    """What becomes of what a statement subtracts, which it has turned two ways.
 
-    Empty where nothing does; None where that is not for a sum of powers alone.
+    None where that is not for a sum of powers, and for weighted sums of the pairs perhaps.
     """
     differences = [
         (node, operands, turns)
@@ -143,7 +155,7 @@ def _scales_of_distances(place: Place) -> tuple[str, ...] | None:
     }
     way = _Way(place, parents, frozenset(last), names)
     sums = way.sums_of(difference)
-    return tuple(dict.fromkeys(way.scales)) if len(sums) == 1 and None not in sums else None
+    return way if len(sums - way.weighted) == 1 and None not in sums else None
 
 
 def _is_name(node: ast.AST) -> TypeGuard[ast.Name]:
@@ -224,6 +236,10 @@ class _Way:
     """Of the points, and of what is computed of their differences: none of these is a scale."""
     scales: list[str] = field(default_factory=list)
     """What weighs the dimensions."""
+    weights: list[str] = field(default_factory=list)
+    """What weighs the pairs, …"""
+    weighted: set[ast.AST | None] = field(default_factory=set)
+    """… and the sums of these over one of the sets."""
     followed: set[ast.AST] = field(default_factory=set)
     """Statements that bind them to a name."""
 
@@ -234,6 +250,9 @@ class _Way:
             if isinstance(above, ast.Assign) and above.value is node:
                 return self._sums_of_name(above, has_root=has_root)
             if isinstance(above, ast.BinOp):
+                of_pairs = self._sum_of_pairs(above, node) if not has_root else None
+                if of_pairs is not None:
+                    return {of_pairs}
                 if not self._is_weight_or_power(above, node):
                     return {None}
                 has_root = has_root or not self._scaled_by(above, node)
@@ -264,6 +283,20 @@ class _Way:
         )
         sums = [self.sums_of(use, has_root=has_root) for use in uses]
         return set().union(*sums) if sums else {None}
+
+    def _sum_of_pairs(self, above: ast.BinOp, node: ast.AST) -> ast.AST | None:
+        """The sum of ``(w.unsqueeze(-1) * differences).sum(1)``, which is noted then."""
+        weights = _of_each_pair(above.right if node is above.left else above.left)
+        method = self.parents.get(above)
+        call = self.parents.get(method) if isinstance(method, ast.Attribute) else None
+        is_product = isinstance(above.op, ast.Mult) and "2" in self.last
+        if not is_product or not isinstance(call, ast.Call) or called_name(call) != "sum":
+            return None
+        if weights is None or not _is_along(call, _POINTS):
+            return None
+        self.weights.append(ast.unparse(weights))
+        self.weighted.add(call)
+        return call
 
     def _is_weight_or_power(self, above: ast.BinOp, node: ast.AST) -> bool:
         """Whether it is a power of the differences, or weighs them with what is none of them."""
@@ -307,6 +340,17 @@ class _Way:
         values = [one for name in names for one in values_of(self.place, name) if one is not None]
         names = names.union(*map(loaded_names, values))
         return not names & (self.names - {"self", "torch"})
+
+
+def _of_each_pair(value: ast.expr) -> ast.expr | None:
+    """``w`` of ``w.unsqueeze(-1)`` or ``w[..., None]``: one number for all dimensions of a pair."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        is_last = [*map(ast.unparse, arguments(value))] in (["-1"], ["2"])
+        return value.func.value if called_name(value) == "unsqueeze" and is_last else None
+    index = value.slice if isinstance(value, ast.Subscript) else None
+    entries = index.elts if isinstance(index, ast.Tuple) else []
+    is_last = bool(entries) and isinstance(entries[-1], ast.Constant) and entries[-1].value is None
+    return value.value if isinstance(value, ast.Subscript) and is_last else None
 
 
 def _is_along(call: ast.Call, last: frozenset[str]) -> bool:
