@@ -24,6 +24,7 @@ from memprof.source_code.find_line import (
     assigned_in_function,
     called_at,
     creates_graph_at,
+    defines_class,
     filled_at,
     filled_below,
     grown_at,
@@ -201,7 +202,8 @@ def _filling_line(links: list[Link], at: int, files: list[str]) -> tuple[str, in
         at -= 1
     one = links[at]
     inside = list(takewhile(lambda two: two.kind == _ITEM, links[at + 1 :]))
-    line = filled_at(
+    filled = partial(
+        filled_at,
         one.filename,
         _source_name(one),
         keys=[two.name for two in inside if is_field(two)],
@@ -211,6 +213,7 @@ def _filling_line(links: list[Link], at: int, files: list[str]) -> tuple[str, in
         as_key=links[at + 1].kind == LinkKind.KEY,
         after=one.line if one.kind == LinkKind.CLOSURE else 0,
     )
+    line = filled(of_library=_is_of_no_file(one, files)) or filled()
     if line and is_filled_at(one.filename, line):
         return one.filename, line
     for two in reversed([two for two in inside[:-1] if is_field(two)]):
@@ -331,12 +334,21 @@ def _line_of(one: Link, files: list[str]) -> tuple[str, int]:
     if one.kind in VARIABLES and in_library:
         return "", 0
     name, own = _source_name(one), [one.filename, *files]
-    line_in = partial(filled_at, name=name, class_name=one.type_name)
+    # Of a class of the program its file is known; in a notebook a cell has it.
+    of_library = not one.filename and _is_of_no_file(one, files)
+    line_in = partial(filled_at, name=name, class_name=one.type_name, of_library=of_library)
     # Classes of several files may have an attribute of that name: the object's own comes first.
     filename, line = _first_line(
         own, lambda file: line_in(file) if is_filled_in_class(file, name, one.type_name) else 0
     )
     return (filename, line) if line else _first_line(own, line_in)
+
+
+def _is_of_no_file(one: Link, files: list[str]) -> bool:
+    """Whether it is an attribute of an object whose class none of the program's files defines."""
+    return one.kind in _ATTRIBUTES and not any(
+        defines_class(file, one.type_name) for file in (one.filename, *files)
+    )
 
 
 def _first_line(files: list[str], line_in: Callable[[str], int]) -> tuple[str, int]:

@@ -67,6 +67,8 @@ class Fill:
     """True if a container's method puts it there: ``kept.append(x)``."""
     on_host: bool = field(default=False, compare=False)
     """True if it is moved to the host first: ``kept.append(x.cpu())``."""
+    of_self: bool = field(default=False, compare=False)
+    """True if it is an attribute of the object whose method it stands in: ``self.kept``."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ class Index:
     """Variable -> where it is bound."""
     functions: list[tuple[int, int]] = field(default_factory=list)
     """First (its decorators') and last line of every function."""
+    classes: set[str] = field(default_factory=set)
+    """Names of the classes that it defines."""
     loops: list[tuple[int, int]] = field(default_factory=list)
     """First and last line of every loop."""
     contexts: list[tuple[int, int]] = field(default_factory=list)
@@ -221,6 +225,8 @@ class _Reader:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
             self.index.functions.append((first, node.end_lineno or node.lineno))
+        if isinstance(node, ast.ClassDef):
+            self.index.classes.add(node.name)
         if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
             self.index.loops.append((node.lineno, node.end_lineno or node.lineno))
         if isinstance(node, (ast.With, ast.AsyncWith)):
@@ -296,6 +302,7 @@ class _Reader:
             passed=value_name in place.parameters,
             by_method=by_method,
             on_host=_is_moved_to_host(value),
+            of_self=bool(place.class_) and _is_of_self(target),
         )
         self.index.filled.setdefault(name, []).append(fill)
         if key and rank % NO_TENSOR == FILLED:
@@ -484,6 +491,14 @@ def _is_number(value: ast.expr) -> bool:
     if isinstance(value, ast.IfExp):
         return _is_number(value.body) and _is_number(value.orelse)
     return isinstance(value, (ast.JoinedStr, ast.Constant))
+
+
+def _is_of_self(target: ast.expr | str) -> bool:
+    """Whether it is an attribute of ``self``, or an entry of one."""
+    while isinstance(target, ast.Subscript):
+        target = target.value
+    owner = target.value if isinstance(target, ast.Attribute) else None
+    return isinstance(owner, ast.Name) and owner.id == "self"
 
 
 def _is_moved_to_host(value: ast.expr | None) -> bool:

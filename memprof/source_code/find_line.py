@@ -21,6 +21,7 @@ __all__ = [
     "assigned_in_function",
     "called_at",
     "creates_graph_at",
+    "defines_class",
     "filled_at",
     "filled_below",
     "forget",
@@ -74,7 +75,7 @@ def index_of(filename: str) -> Index:
     return index
 
 
-def filled_at(
+def filled_at(  # noqa: PLR0913 - each is something that is known of a link
     filename: str,
     name: str,
     *,
@@ -84,6 +85,7 @@ def filled_at(
     view: bool = False,
     as_key: bool = False,
     after: int = 0,
+    of_library: bool = False,
 ) -> int:
     """The line that puts things into a variable, or an attribute ``.name``; 0: none.
 
@@ -94,9 +96,13 @@ def filled_at(
     variable of ``function`` what other functions put into theirs of the same name comes last.
     With ``as_key`` tensors are the keys, and the values may be anything.
     With ``view`` it is the line that took the variable which is put there from something larger.
+    ``of_library``: the attribute's class is a library's, so what a class of the file puts into an
+    attribute of its own is something else.
     """
     index = index_of(filename)
     fills = index.filled.get(name, [])
+    if of_library:
+        fills = [one for one in fills if not one.of_self]
     texts, class_name = [one.strip("'") for one in keys], class_name.removesuffix("Backward")
     # What binds the name itself has a variable of its own; another one may share that of a closure.
     binding = {one.function for one in fills if not one.by_method} - {function}
@@ -162,6 +168,14 @@ def is_filled_at(filename: str, line: int) -> bool:
     """True if a line of a file adds to something, and does not only assign it."""
     fills = (one for fillings in index_of(filename).filled.values() for one in fillings)
     return any(one.line == line and one.rank % NO_TENSOR == FILLED for one in fills)
+
+
+def defines_class(filename: str, name: str) -> bool:
+    """Whether a file has the class of an object, or one that its class is made of.
+
+    torch derives classes as it works: ``ParametrizedNet``, ``FSDPNet``.
+    """
+    return any(name.endswith(one) for one in index_of(filename).classes)
 
 
 def is_filled_in_class(filename: str, name: str, class_name: str) -> bool:

@@ -373,6 +373,24 @@ def test_an_attribute_is_looked_for_in_the_file_of_its_class_first(tmp_path: Pat
     assert (holder.filename, holder.line) == (files[1], line_of(files[1], "# its own"))
 
     # An attribute that no class of that name fills is still found where another's is.
-    links[1] = Link(LinkKind.ATTRIBUTE, "pending", "Both")
+    links[1] = Link(LinkKind.ATTRIBUTE, "pending", "Both", filename=str(tmp_path / "both.py"))
     holder = holder_of(links, files)
     assert (holder.filename, holder.line) == (files[0], 6)
+
+
+def test_what_a_class_of_the_program_has_is_no_attribute_of_a_librarys_object(
+    tmp_path: Path,
+) -> None:
+    name = tmp_path / "train.py"
+    name.write_text(THE_OBJECTS_OWN + "metric = library.Metric()\nmetric.pending.append(1)\n")
+    links = [
+        Link(LinkKind.GLOBAL, "metric", "__main__"),
+        Link(LinkKind.ATTRIBUTE, "pending", "Metric"),
+        Link(LinkKind.ITEM, "3", "list", length=8),
+    ]
+    holder = holder_of(links, [str(name)])
+    assert holder.line == line_of(str(name), "metric.pending.append(1)")
+
+    name.write_text(THE_OBJECTS_OWN + "metric = library.Metric()\n")
+    forget()
+    assert holder_of(links, [str(name)]).line != line_of(str(name), "# its own")

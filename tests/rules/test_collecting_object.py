@@ -94,6 +94,14 @@ def test_what_is_kept_under_a_key_is_handed_over_by_position_or_by_name(tmp_path
     assert found.remedies[0].code == 'trial.set_attr(key="result", value=result)'
 
 
+class Graph:
+    """Fills an attribute of its own, which has the name of the metric's list."""
+
+    def __init__(self, edges):
+        self.target = torch.zeros(len(edges), len(edges))
+        self.target[edges[:, 0], edges[:, 1]] = 1
+
+
 class Tagger:
     """A program's own object with a library's metric, which is given what a loader made."""
 
