@@ -52,6 +52,9 @@ _SMALL_GROWTH = 8 << 20
 """Bytes that growth comes to below which they must be `_GROWN` of the peak as well; so must they
 where nothing is known to hold it, as then there is nothing to do about it either."""
 _GROWN = 0.01
+_UNHELD = 0.03
+"""Of the peak, below which fewer bytes than `_LEAST` are nothing where nobody is known to hold
+them."""
 _TINY = 64 << 10
 """Bytes over as many steps, below which it is nearly nothing: numbers of a few bytes."""
 _OF_RESULTS = frozenset(
@@ -142,7 +145,8 @@ def _comes_to_nothing(finding: RuleFinding, examination: Examination) -> bool:
     if device.name == "cpu" and is_little and _is_moved_to_host(finding):
         return True
     if not any(one.is_named for one in finding.holders):
-        return finding.bytes < max(share, _LEAST) and total < _SMALL_GROWTH
+        little = min(_LEAST, _UNHELD * device.peak_allocated)
+        return finding.bytes < max(share, little) and total < _SMALL_GROWTH
     return finding.bytes < share and total < max(_LEAST_GROWTH, min(_SMALL_GROWTH, share))
 
 

@@ -68,7 +68,10 @@ class Fill:
     on_host: bool = field(default=False, compare=False)
     """True if it is moved to the host first: ``kept.append(x.cpu())``."""
     of_self: bool = field(default=False, compare=False)
-    """True if it is an attribute of the object whose method it stands in: ``self.kept``."""
+    """True if it is an attribute of the object whose method it stands in: ``self.kept``.
+
+    Not one that is another object's as well: ``self.kept = options.kept``.
+    """
 
 
 @dataclass(frozen=True)
@@ -302,7 +305,7 @@ class _Reader:
             passed=value_name in place.parameters,
             by_method=by_method,
             on_host=_is_moved_to_host(value),
-            of_self=bool(place.class_) and _is_of_self(target),
+            of_self=bool(place.class_) and _is_of_self(target) and not _takes_same(name, value),
         )
         self.index.filled.setdefault(name, []).append(fill)
         if key and rank % NO_TENSOR == FILLED:
@@ -499,6 +502,11 @@ def _is_of_self(target: ast.expr | str) -> bool:
         target = target.value
     owner = target.value if isinstance(target, ast.Attribute) else None
     return isinstance(owner, ast.Name) and owner.id == "self"
+
+
+def _takes_same(name: str, value: ast.expr | None) -> bool:
+    """Whether it is what another object has under the same name."""
+    return isinstance(value, ast.Attribute) and name == f".{value.attr}"
 
 
 def _is_moved_to_host(value: ast.expr | None) -> bool:

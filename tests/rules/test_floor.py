@@ -316,10 +316,10 @@ def test_a_few_mib_of_the_host_are_no_headline_beside_a_card(mib, card, minor, t
     [
         (0.45, 64 << 10, True),
         (0.9, 64 << 10, True),
-        (0.9, 500 << 10, True),
+        (0.9, 400 << 10, True),
         (0.9, 1 << 20, False),
     ],
-    ids=["unsure", "sure", "half a MiB", "much of the peak"],
+    ids=["unsure", "sure", "of no weight", "much of the peak"],
 )
 def test_little_that_grows_and_nothing_is_known_to_hold_is_no_headline(
     confidence, nbytes, minor, tmp_path

@@ -19,7 +19,6 @@ from memprof.rules.graph_lines import (
     of_many_steps,
     on_the_way,
     running_sum,
-    under_no_grad,
 )
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import growing, is_moving_average, read_by_itself
@@ -93,7 +92,6 @@ class CarriedState(GrowthRule[StateUpdate]):
                 f"`{cause.name}` hands its graph from step to step, and no backward pass runs "
                 "where it grows. Other steps learn through it: build no graph here.",
                 call,
-                patch=under_no_grad(case),
             )
             return
         name, patch = cause.name, _between_steps(cause, case)
