@@ -53,11 +53,14 @@ def exit_link(top: object) -> Link | None:
 
 
 def _takes(function: object, given: object) -> bool:
-    """Whether a function has parameters of the names in a dict."""
-    code = _plain_function(function).__code__  # type: ignore[union-attr]
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    takes_any = bool(code.co_flags & inspect.CO_VARKEYWORDS)
-    return type(given) is dict and bool(given) and (takes_any or given.keys() <= {*names})
+    """Whether a function has parameters of the names in a dict; asks nothing of other keys."""
+    plain = _plain_function(function)
+    names = list(given) if type(given) is dict else []
+    if plain is None or not names or any(type(name) is not str for name in names):
+        return False
+    code = plain.__code__
+    own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return bool(code.co_flags & inspect.CO_VARKEYWORDS) or set(names) <= set(own)
 
 
 def _exit_functions() -> list[object]:
@@ -87,4 +90,5 @@ def _plain_function(function: object) -> types.FunctionType | None:
     while isinstance(function, functools.partial):
         function = functools.partial.func.__get__(function)
     plain = function.__func__ if type(function) is types.MethodType else function
-    return plain if isinstance(plain, types.FunctionType) else None
+    # No `isinstance`, which asks an object for its ``__class__``.
+    return plain if type(plain) is types.FunctionType else None

@@ -27,6 +27,7 @@ from memprof.source_code.program import FUNCTIONS, Place, bound_names, calls_in,
 from memprof.source_code.torch_modes import without_gradients
 from memprof.source_code.values import has_no_graph, is_fresh_tensor
 from memprof.source_code.verbs import JOINING
+from memprof.trace import Phase
 
 __all__ = ["RULE"]
 
@@ -90,7 +91,7 @@ class CarriedState(GrowthRule[StateUpdate]):
             yield Advice(
                 "no_grad",
                 f"`{cause.name}` hands its graph from step to step, and no backward pass runs "
-                "where it grows. Other steps learn through it: build no graph here.",
+                "where it grows. Others may learn through it: build no graph here.",
                 call,
             )
             return
@@ -124,10 +125,13 @@ def _is_pass_without_holder(case: Case) -> bool:
 def _is_learned_elsewhere(state: StateUpdate, case: Case) -> bool:
     """Whether a model's forward hands it on, and backward passes of other steps may go through.
 
-    A forward that detaches its state learns nothing over the steps. Where it grows, none ran.
+    A forward that detaches its state learns nothing over the steps. Where it grows, none ran: a
+    trace that tells of no phases does not show that.
     """
-    evidence = case.finding.evidence.allocs
-    return _is_in_forward(state.place) and case.backward and none_meanwhile(case.window, evidence)
+    if case.trace is None or not _is_in_forward(state.place):
+        return False
+    has_backward_pass = any(one.phase is Phase.BACKWARD for one in case.trace.tables.labels)
+    return has_backward_pass and none_meanwhile(case.window, case.finding.evidence.allocs)
 
 
 def _is_of_other_function(place: Place, name: str, case: Case) -> bool:

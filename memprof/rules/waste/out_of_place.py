@@ -119,11 +119,11 @@ class OutOfPlaceRule(WasteRule[OutOfPlace]):
         if replacement is None or window.share(size) < _LEAST_SHARE:
             return
         others = [
-            (one, found)
+            (one, other)
             for one in _siblings(computed)
-            if (found := _replacement(window, _own(window, one.place), size)) is not None
+            if (other := _replacement(window, _own(window, one.place), size)) is not None
         ]
-        every = [replacement, *(found for _, found in others)]
+        every = [replacement, *(other for _, other in others)]
         saving = window.replayed(
             Cuts.joined(*(one for each in every for one in _cuts(window, each)))
         )
@@ -220,11 +220,10 @@ def _siblings(computed: _Computation) -> Iterator[_Computation]:
         if not isinstance(block, list) or place.statement not in block:
             continue
         for statement in block:
-            other = place.program.place(statement)
-            found = _computed(other) if other is not None else None
-            is_other = found is not None and statement is not place.statement
-            if found is not None and is_other and found.name == computed.name:
-                yield found
+            at = place.program.place(statement) if statement is not place.statement else None
+            other = _computed(at) if at is not None else None
+            if other is not None and other.name == computed.name:
+                yield other
 
 
 def _in_place(value: ast.expr, name: str) -> str | None:

@@ -269,8 +269,8 @@ def _keeps(loop: ast.For, call: ast.Call) -> bool:
     """Whether a result goes into a container or an attribute, or it is not known what it is for."""
     around = nodes_around(loop, call)
     statement = next(node for node in around[::-1] if isinstance(node, ast.stmt))
-    kept = any(called_name(one) in _KEEPING for one in around)
-    if kept or not isinstance(statement, (ast.Assign, ast.AugAssign, ast.Expr)):
+    is_kept = any(called_name(one) in _KEEPING for one in around)
+    if is_kept or not isinstance(statement, (ast.Assign, ast.AugAssign, ast.Expr)):
         return True
     targets = bound_names(statement)
     names = {one.id for one in targets if isinstance(one, ast.Name)}

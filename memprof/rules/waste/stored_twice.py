@@ -183,9 +183,9 @@ def _sliding_stacks(window: Window, mask: Bools) -> StoredTwice | None:
     return None
 
 
-def _since_first(made: Bools, kept: Ints) -> int:
-    """How many were made from the first of those that are kept on: a full memory drops the old."""
-    return int(np.count_nonzero(made[kept[0] :])) if len(kept) else 0
+def _since_first(made: Bools, rows: Ints) -> int:
+    """How many were made from the first of some rows on: a full memory drops what is older."""
+    return int(np.count_nonzero(made[rows[0] :])) if len(rows) else 0
 
 
 def _stacks_held(window: Window) -> set[int]:

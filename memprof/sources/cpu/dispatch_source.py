@@ -524,7 +524,7 @@ class CpuSource(Listener):
                         new = note(storage, frame_here(0).f_back, func, args, own)
                         if new is not None:
                             if func is addition:
-                                sums.see(new, args)
+                                sums.see(new, args, frame_here(0).f_back)
                             if func is conversion or out.dtype in wide:
                                 doubles.see(args, out, new)
                             if own and new.size >= LEAST_BYTES:

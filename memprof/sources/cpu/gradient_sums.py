@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
+from types import FrameType
 from typing import Any
 
-from memprof.sources.cpu.live_storages import ROW, LiveStorages, StorageReference
+from memprof.sources.cpu.live_storages import ROW, LiveStorages, StorageReference, storage_of
 
 __all__ = ["GradientSums"]
 
@@ -32,18 +34,21 @@ class GradientSums:
         """Whether a sum was noted of which nobody knows yet whether its old one ended."""
         return self._waiting is not None
 
-    def see(self, new: StorageReference, args: tuple[Any, ...]) -> None:
+    def see(self, new: StorageReference, args: tuple[Any, ...], frame: FrameType | None) -> None:
         """An addition has returned ``new``, which is the newest storage, of ``args``.
 
-        Sums that the program makes are left as they are: in a forward pass, and in a backward pass
-        whose graph is wanted.
+        ``frame`` is the innermost of Python's. Sums that the program makes are left as they are: in
+        a forward pass, in a ``backward`` or a hook of its own, and in a backward pass whose graph
+        is wanted. What a formula of torch's own adds up looks the same as what meets at a node.
         """
         import torch
 
         if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
             return
-        live = self._live
-        old = live.references.get(args[0].untyped_storage()._cdata)
+        if frame is not None and frame.f_code.co_filename not in _files_of_engine():
+            return
+        live, storage = self._live, storage_of(args[0])
+        old = live.references.get(storage._cdata) if storage is not None else None
         if old is not None and old.size == new.size and len(args) > 1:
             self._waiting = len(live.rows), new, old.serial
 
@@ -66,3 +71,11 @@ class GradientSums:
     def clear(self) -> None:
         """Forget the sum that waits: its rows are taken."""
         self._waiting = None
+
+
+@cache
+def _files_of_engine() -> frozenset[str]:
+    """The files of torch whose functions call the engine that runs a backward pass."""
+    import torch
+
+    return frozenset((torch.autograd.__file__, torch.autograd.graph.__file__))

@@ -91,6 +91,29 @@ def test_a_graph_of_the_backward_pass_is_summed_out_of_place(recorder):
     assert recorder.of(gradient)[:2] == (3, 3)
 
 
+class Adding(torch.autograd.Function):
+    """Adds up two tensors in its ``backward``, of which nobody keeps the first."""
+
+    @staticmethod
+    def forward(ctx, one):
+        return one.view_as(one)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2 + grad.exp()
+
+
+@pytest.mark.parametrize("by_hook", [False, True], ids=["a backward", "a hook"])
+def test_what_the_program_adds_in_a_backward_pass_keeps_its_peak(by_hook, recorder):
+    leaf, (matrix,) = parts(1)
+    middle = leaf.view_as(leaf) if by_hook else Adding.apply(leaf)
+    if by_hook:
+        middle.register_hook(lambda grad: grad * 2 + grad.exp())
+    loss = torch.mm(middle, matrix).sum()
+    # What comes in, what it is times two, its power, and their sum.
+    assert recorder.of(loss.backward)[:2] == (4, 4)
+
+
 def test_what_the_program_adds_keeps_its_peak(recorder):
     def program():
         one = torch.ones(250, 250)
