@@ -33,6 +33,7 @@ from memprof.records import (
     LargeValues,
     LastReadsRecord,
     Note,
+    OperatorGraph,
     OverlapCopies,
     Owners,
     PaddedBatches,
@@ -184,6 +185,7 @@ class _Assembly:
         self._kept_results: list[KeptResults] = []
         self._large_values: list[LargeValues] = []
         self._overlap_copies: list[OverlapCopies] = []
+        self._operator_graphs: list[OperatorGraph] = []
         self._unmoved = UnmovedParameters()
         self._padded: PaddedBatches | None = None
         self._batch_sizes: BatchSizes | None = None
@@ -209,6 +211,7 @@ class _Assembly:
             KeptResults: self._add_kept_results,
             LargeValues: self._add_large_values,
             OverlapCopies: self._add_overlap_copies,
+            OperatorGraph: self._add_operator_graph,
             LastReadsRecord: self._add_last_reads,
             UnmovedParameters: self._add_unmoved,
             PaddedBatches: self._add_padded,
@@ -393,6 +396,18 @@ class _Assembly:
             raise ValueError("a number of copies is impossible")
         self._overlap_copies.append(record)
 
+    def _add_operator_graph(self, record: OperatorGraph) -> None:
+        columns = (record.operator, record.size, record.given, record.count, record.reads)
+        if any(len(column) != len(record.stack) for column in columns):
+            raise ValueError("its columns differ in length")
+        reads = [read for row in record.reads for read in row]
+        for stack in (*record.stack, *(stack for stack, *_ in reads)):
+            _check_index("stack", stack, len(self._stacks))
+        numbers = (*record.size, *record.given, *record.count)
+        if any(number < 0 for number in (*numbers, *(n for read in reads for n in read[2:]))):
+            raise ValueError("a number of results is impossible")
+        self._operator_graphs.append(record)
+
     def _add_last_reads(self, record: LastReadsRecord) -> None:
         if not len(record.made) == len(record.read) == len(record.part):
             raise ValueError("its columns differ in length")
@@ -514,6 +529,7 @@ class _Assembly:
             kept_results=tuple(self._kept_results),
             large_values=tuple(self._large_values),
             overlap_copies=tuple(self._overlap_copies),
+            operator_graphs=tuple(self._operator_graphs),
             unmoved=frozenset(self._unmoved.modules),
             padded=self._padded,
             batch_sizes=self._batch_sizes,

@@ -30,6 +30,7 @@ __all__ = [
     "LargeValues",
     "LastReadsRecord",
     "Note",
+    "OperatorGraph",
     "OverlapCopies",
     "Owners",
     "PaddedBatches",
@@ -48,7 +49,7 @@ __all__ = [
     "is_out_of_memory",
 ]
 
-SCHEMA_VERSION = (1, 14)
+SCHEMA_VERSION = (1, 15)
 """(major, minor). A reader refuses a newer major version and ignores what a newer minor adds.
 
 What a field meant in an older version is brought to its present meaning by `older_schema`.
@@ -81,6 +82,8 @@ History:
          `overlap_copies`: what is computed of views that show memory several times; the footer says
          whether the program was over; a `Link` says of a function's cache whether it was ever of
          use (2026-11)
+    1.15 `operator_graph`: of what operators make large tensors, and what others make of these
+         (2026-11)
 """
 
 
@@ -498,6 +501,33 @@ class OverlapCopies(
     """How often each value of the view's storage is in them, on average, the least of one."""
 
 
+class OperatorGraph(
+    msgspec.Struct, frozen=True, tag_field="kind", tag="operator_graph", omit_defaults=True
+):
+    """What operators made of large tensors, that operators had made before, as columns.
+
+    A row is what one operator made, called from one stack; of two rows with the same the last
+    holds. Known where a dispatch mode records (``recorder`` is ``operators``), of tensors of 256
+    KiB and more that made a 512th of the bytes in use; not of what a backward pass computes.
+    """
+
+    device: str
+    stack: list[int] = []
+    operator: list[str] = []
+    """As torch names it, without its overload: ``aten::mul``."""
+    size: list[int] = []
+    """Bytes of the largest result."""
+    given: list[int] = []
+    """Bytes of the tensors that it was given, each counted once, the most of one call."""
+    count: list[int] = []
+    """Results."""
+    reads: list[list[tuple[int, str, int, int, int]]] = []
+    """Operators that were given the result, by what they made: its stack (0: it is no tensor) and
+    operator (of what is written into, those that made it), how often, the most bytes of the result
+    that one call was given (fewer than its size: of a view), and the most that it made. Empty too
+    where they are too many."""
+
+
 class UnmovedParameters(
     msgspec.Struct, frozen=True, tag_field="kind", tag="unmoved_parameters", omit_defaults=True
 ):
@@ -745,6 +775,7 @@ Record = (
     | LargeValues
     | LastReadsRecord
     | OverlapCopies
+    | OperatorGraph
     | UnmovedParameters
     | PaddedBatches
     | BatchSizes

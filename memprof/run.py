@@ -21,6 +21,7 @@ from memprof.records import (
     LabelledRows,
     LargeValues,
     Note,
+    OperatorGraph,
     OverlapCopies,
     PaddedBatches,
     WindowRecord,
@@ -109,6 +110,8 @@ class Run:
     """What large tensors are full of."""
     overlap_copies: Sequence[OverlapCopies] = ()
     """What was computed of all of a view that shows memory several times."""
+    operator_graphs: Sequence[OperatorGraph] = ()
+    """Of what operators made large tensors, and what others made of these."""
     unmoved: frozenset[str] = frozenset()
     """Paths of the modules that no step of an optimizer changes, as its rate for them is 0."""
     padded: PaddedBatches | None = None

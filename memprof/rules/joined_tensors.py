@@ -13,7 +13,7 @@ from memprof.source_code.values import values_of
 from memprof.source_code.verbs import JOINING
 from memprof.views.window import Ints, Window
 
-__all__ = ["FEWEST_PARTS", "all_joined", "joined_at_peak", "parts_of"]
+__all__ = ["FEWEST_PARTS", "all_joined", "is_joined_again", "joined_at_peak", "parts_of"]
 
 _LEAST_SHARE = 0.1
 """Of the peak, that the joined tensor has: a smaller one is not what makes it."""
@@ -36,10 +36,19 @@ def joined_at_peak(window: Window) -> Iterator[int]:
 def _is_joined(window: Window, row: int) -> bool:
     """Whether the line that made a tensor joins others to it."""
     place = place_of(window.frame_of(row))
-    if place is None or enlarged_copy(place.statement):
+    if place is None:
         return False
+    return bool(own_calls(place.statement, *JOINING)) and not is_joined_again(window, row)
+
+
+def is_joined_again(window: Window, row: int) -> bool:
+    """Whether the line that made a tensor joins the last few of a queue, or adds to a tensor."""
+    place = place_of(window.frame_of(row))
+    if place is None:
+        return True
     joins = own_calls(place.statement, *JOINING)
-    return bool(joins) and not any(_is_of_last_few(place, one) for one in joins)
+    is_of_queue = any(_is_of_last_few(place, one) for one in joins)
+    return is_of_queue or bool(enlarged_copy(place.statement))
 
 
 def _is_of_last_few(place: Place, join: ast.Call) -> bool:

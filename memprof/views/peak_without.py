@@ -40,6 +40,16 @@ class Saving:
             return self
         return Saving(self.overall_before, self.overall_after)
 
+    def keeping(self, nbytes: int) -> Saving:
+        """The same where so much is there in place of what is not."""
+        overall = self.overall
+        return Saving(
+            self.before,
+            min(self.before, self.after + nbytes),
+            overall.before,
+            min(overall.before, overall.after + nbytes),
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cuts:

@@ -18,6 +18,7 @@ from memprof.records import (
     KeptResults,
     LabelledRows,
     LargeValues,
+    OperatorGraph,
     OverlapCopies,
     PaddedBatches,
     Site,
@@ -80,6 +81,8 @@ class Window:
     """What large tensors of its device are full of, where that was recorded."""
     overlap_copies: tuple[OverlapCopies, ...] = ()
     """What was computed of views that show memory several times, where that was recorded."""
+    operator_graphs: tuple[OperatorGraph, ...] = ()
+    """What operators made of large tensors of its device, where that was recorded."""
 
     searches: tuple[Finding, ...] = ()
     """What searches in the job found of who holds tensors of its device."""
@@ -130,6 +133,9 @@ class Window:
             if run
             else (),
             overlap_copies=tuple(one for one in run.overlap_copies if one.device == device)
+            if run
+            else (),
+            operator_graphs=tuple(one for one in run.operator_graphs if one.device == device)
             if run
             else (),
             searches=tuple(

@@ -160,7 +160,7 @@ def best_of(results):
 
 
 def handed_to_another_object():
-    """Its method has the name of a function of the program, and is another one."""
+    """What its method does no statement tells, and operators do."""
     sink = SimpleNamespace(best_of=lambda results: results.sum().item())
 
     @torch.no_grad()
@@ -291,9 +291,75 @@ def test_a_loss_is_added_up(tmp_path):
     assert fixes == ["running_total"]
 
 
+class Judge:
+    """Keeps what it is shown, and is asked for a figure of merit at the end."""
+
+    def __init__(self, merit):
+        self.kept, self.merit = [], merit
+
+    def show(self, results):
+        self.kept.append(results)
+
+    def joined(self, join):
+        return join(self.kept)
+
+    def verdict(self, join):
+        return self.merit(self.joined(join)).sum().item()
+
+
+def judged(join, merit):
+    @torch.no_grad()
+    def step(number):
+        judge = Judge(merit)
+        for i in range(PASSES):
+            judge.show(predict(i))
+        return judge.verdict(join)
+
+    return step
+
+
+def judged_by_its_largest():
+    return judged(torch.cat, lambda joined: joined.argmax(1) == 7)
+
+
+def judged_by_thresholds():
+    return judged(torch.cat, lambda joined: (joined > 0.5).any(1))
+
+
+def judged_on_average():
+    return judged(torch.stack, lambda joined: joined.var(0))
+
+
+def judged_by_the_median():
+    return judged(torch.stack, lambda joined: joined.median(0).values)
+
+
+def judged_by_order():
+    return judged(torch.cat, lambda joined: joined.sort(1).values)
+
+
+@pytest.mark.parametrize(
+    ("program", "operators", "fix"),
+    [
+        (handed_to_another_object, "`sum`", "reduce_predictions"),
+        (judged_by_its_largest, "`argmax`", "reduce_predictions"),
+        (judged_by_thresholds, "`any`", "reduce_predictions"),
+        (judged_on_average, "`var`", "running_total"),
+    ],
+)
+def test_where_no_statement_tells_operators_do(program, operators, fix, tmp_path):
+    found = findings_of(program, tmp_path / "run.json")
+    (one,) = (one for one in found if one.rule == "reduced-later")
+    assert (
+        f"are {PASSES} results and the tensor joined from them, only for {operators}" in one.title
+    )
+    assert (one.minor, one.remedies[0].fix) == (False, fix)
+    assert one.remedies[0].saves_bytes > 0.8 * 2 * PASSES * PART
+
+
 @pytest.mark.parametrize(
     "program",
-    [in_two_ways, handed_back, the_last_few, of_clips, handed_to_another_object],
+    [in_two_ways, handed_back, the_last_few, of_clips, judged_by_the_median, judged_by_order],
 )
 def test_nothing_is_said_of_what_is_read_otherwise(program, tmp_path):
     assert "reduced-later" not in names(program, tmp_path / "run.json")

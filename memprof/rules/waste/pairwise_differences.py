@@ -14,7 +14,6 @@ from memprof.source_code.program import Place, arguments, called_name, loaded_na
 from memprof.source_code.values import last_binding, values_of
 from memprof.trace import Phase
 from memprof.units import format_bytes
-from memprof.views.peak_without import Saving
 from memprof.views.window import Window
 
 __all__ = ["RULE"]
@@ -83,7 +82,7 @@ class PairwiseDifferences(WasteRule[Differences]):
             row=large.row,
             rows=large.there,
             nbytes=large.nbytes,
-            saving=_with(without, (_KEPT if learns else 1) * pairs),
+            saving=without.keeping((_KEPT if learns else 1) * pairs),
             scale=" ".join(dict.fromkeys(use.scales)),
             weights=use.weights[0] if use.weights else "",
         )
@@ -110,17 +109,6 @@ class PairwiseDifferences(WasteRule[Differences]):
             )
         yield Advice("cdist", why, case.site)
         yield Advice("chunk", "Or work through the points in parts.", case.site)
-
-
-def _with(saving: Saving, nbytes: int) -> Saving:
-    """The same where so much is there in place of what is not."""
-    overall = saving.overall
-    return Saving(
-        saving.before,
-        min(saving.before, saving.after + nbytes),
-        overall.before,
-        min(overall.before, overall.after + nbytes),
-    )
 
 
 def _bytes_of_pairs(window: Window, row: int) -> int:

@@ -11,7 +11,14 @@ import numpy as np
 from memprof.records import Holder
 from memprof.reference_chain import Link, LinkKind, way
 from memprof.rules.case import Case
-from memprof.rules.joined_tensors import FEWEST_PARTS, all_joined, joined_at_peak, parts_of
+from memprof.rules.joined_tensors import (
+    FEWEST_PARTS,
+    all_joined,
+    is_joined_again,
+    joined_at_peak,
+    parts_of,
+)
+from memprof.rules.operator_chains import COMPARING, REDUCING, chain_of
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.entries_read import EntryRead, entry_read
 from memprof.source_code.frame_kind import is_of_library
@@ -21,6 +28,7 @@ from memprof.source_code.reductions import Reduced, Reduction, reduction_of
 from memprof.source_code.verbs import JOINING
 from memprof.trace import EMPTY, Category, Frame
 from memprof.units import format_bytes
+from memprof.views.operator_graph import made_by_operators
 from memprof.views.peak_without import Cuts, Saving
 from memprof.views.window import Ints, Window
 
@@ -31,6 +39,12 @@ _GRADIENTS = "gradients"
 _NORMS = frozenset(("norm", "vector_norm"))
 _LEAST_SHARE = 0.1
 """Of the peak, that entries of items in a list have, or the items."""
+
+_STACKING = "stack"
+_OF_PARTS = REDUCING - {"median", "nonzero"}
+"""What may be computed part by part."""
+_DECIDING = COMPARING | {"_to_copy", "abs", "sigmoid"}
+"""What scores go through on the way to a figure of merit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,6 +74,12 @@ class ReducedLater(Match):
     """A library makes the parts, and keeps them as it likes."""
     of_all: str = ""
     """What the parts are all of, if they are a model's: parameters, gradients."""
+    operators: tuple[str, ...] = ()
+    """That reduce a joined tensor, where its statement does not tell how."""
+    reader: Frame | None = None
+    """The line of one of these."""
+    over_parts: bool = False
+    """What they make is as large as a part."""
 
 
 class ReducedLaterResults(WasteRule[ReducedLater]):
@@ -100,6 +120,7 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
             )
             return
         match = _of_entries(window) or _of_parts(window) or _of_items(window)
+        match = match or _by_operators(window)
         if match is not None:
             yield match
 
@@ -111,6 +132,9 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
         if match.entries:
             keys = " and ".join(f"`{one.key}`" for one in match.entries)
             return f"are {keys} of items in a list, of which only {_texts(match)} read"
+        if match.operators:
+            number = len(match.rows) - 1
+            return f"are {number} results and the tensor joined from them, only for {_ends(match)}"
         assert match.reduction is not None
         if match.of_all:
             read = _what_is_read(match.reduction)
@@ -143,6 +167,9 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
             )
             yield Advice("reduce_predictions", why, first.place, first.line)
             return
+        if match.operators:
+            yield _advice_by_operators(match, case)
+            return
         assert match.reduction is not None
         read, nbytes = _what_is_read(match.reduction), format_bytes(match.nbytes)
         if match.of_all:
@@ -166,6 +193,24 @@ class ReducedLaterResults(WasteRule[ReducedLater]):
         )
         why += ", and keep what each gives by itself." if match.reduction.lines else "."
         yield Advice("running_total", why, case.site, remains=match.remains)
+
+
+def _ends(match: ReducedLater) -> str:
+    names = " and ".join(f"`{one}`" for one in match.operators)
+    return f"{names} in line {match.reader.line}" if match.reader is not None else names
+
+
+def _advice_by_operators(match: ReducedLater, case: Case) -> Advice:
+    nbytes, ends = format_bytes(match.nbytes), _ends(match)
+    if match.over_parts:
+        why = (
+            f"{nbytes} are collected for nothing but {ends}, whose result is as large as one of "
+            "them: add up what that needs as the results come."
+        )
+        return Advice("running_total", why, case.site)
+    take = "one after the other" if match.of_library else "before it is kept"
+    why = f"{nbytes} are collected for nothing but {ends}: reduce each result {take}."
+    return Advice("reduce_predictions", why, case.site)
 
 
 def _instead_of_all(of_all: str, reduction: Reduction) -> str:
@@ -338,6 +383,43 @@ def _of_items(window: Window) -> ReducedLater | None:
             nbytes=int(lives.size[there].sum()),
             saving=window.replayed(window.ended_at(rows, lives.alloc[rows] + 1)),
             kept=kept,
+        )
+    return None
+
+
+def _by_operators(window: Window) -> ReducedLater | None:
+    """A joined tensor at the peak that no operator was given but to reduce it."""
+    made, lives = made_by_operators(window.operator_graphs), window.lives
+    for one in made.values():
+        own = window.at_peak & ~window.has_owner & (lives.stack == one.node[0])
+        if one.operator not in JOINING or not own.any():
+            continue
+        row = window.largest(own)
+        if window.share(int(lives.size[row])) < _LEAST_SHARE or is_joined_again(window, row):
+            continue
+        chain, parts = chain_of(made, one, _OF_PARTS, parts=False), parts_of(window, row)
+        if chain is None or len(parts) < FEWEST_PARTS:
+            continue
+        sizes = lives.requested[parts]
+        over_parts = max(end.size for end in chain.ends) >= sizes.min()
+        # Several dimensions may be made of the one along which parts lie; a new one is of parts.
+        is_of_each = one.operator == _STACKING and (sizes == sizes[0]).all()
+        others = {other.operator for other in chain.nodes.values()} - {one.operator}
+        if (over_parts and not is_of_each) or not others <= _DECIDING:
+            continue
+        results, every = all_joined(window, row)
+        of_library = is_of_library(window.stack(int(parts[0])))
+        there = np.append(parts[window.at_peak[parts]], row)
+        return ReducedLater(
+            row=row,
+            rows=there,
+            nbytes=int(lives.size[there].sum()),
+            saving=_saving(window, results, every[:0] if of_library else every),
+            tentative=chain.may_be_read_unseen(window),
+            operators=tuple(sorted(chain.operators)),
+            reader=chain.reader(window),
+            over_parts=over_parts,
+            of_library=of_library,
         )
     return None
 

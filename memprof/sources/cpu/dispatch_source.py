@@ -20,6 +20,7 @@ from memprof.records import (
     KeptResults,
     LabelledRows,
     LargeValues,
+    OperatorGraph,
     OverlapCopies,
 )
 from memprof.sources.cpu.dispatch_mode import (
@@ -40,6 +41,7 @@ from memprof.sources.cpu.labelled_rows import LabelledRowsWatch, likelihoods
 from memprof.sources.cpu.large_values import LEAST_BYTES, LargeValuesWatch
 from memprof.sources.cpu.last_reads import LastReadsWatch
 from memprof.sources.cpu.live_storages import ROW, LiveStorages, LivingStorages, StorageReference
+from memprof.sources.cpu.operator_graph import OperatorGraphWatch
 from memprof.sources.cpu.other_threads import OtherThreads
 from memprof.sources.cpu.overlap_copies import LEAST_BYTES as LEAST_COPY
 from memprof.sources.cpu.overlap_copies import OverlapCopiesWatch
@@ -148,6 +150,7 @@ class CpuSource(Listener):
         self._kept_results = KeptResultsWatch(self._live.references, self._stack_at)
         self._large_values = LargeValuesWatch(self._live)
         self._last_reads = LastReadsWatch(self._live)
+        self._graph = OperatorGraphWatch(self._live)
         self._sums = GradientSums(self._live)
         self._overlap_copies = OverlapCopiesWatch()
         self._likelihoods: frozenset[int] = frozenset()
@@ -282,7 +285,9 @@ class CpuSource(Listener):
 
     def observations(
         self,
-    ) -> Sequence[DoubleResults | LabelledRows | KeptResults | LargeValues | OverlapCopies]:
+    ) -> Sequence[
+        DoubleResults | LabelledRows | KeptResults | LargeValues | OverlapCopies | OperatorGraph
+    ]:
         """What is known beyond events since the last call."""
         return [
             *self._doubles.take(_DEVICE),
@@ -290,6 +295,7 @@ class CpuSource(Listener):
             *self._large_values.take(_DEVICE),
             *self._overlap_copies.take(_DEVICE),
             *(() if is_used() else self._kept_results.take(_DEVICE)),  # compiled code reads unseen
+            *(() if is_used() else self._graph.take(_DEVICE)),  # likewise
         ]
 
     def end_window(self) -> Mapping[str, State]:
@@ -442,6 +448,7 @@ class CpuSource(Listener):
         self._kept_results.clear()
         self._large_values.begin()
         self._last_reads.clear()
+        self._graph.begin()
         self._live.record(True)
         self._live.peak = self._live.bytes
         self._since = next(self._live.serials)
@@ -489,6 +496,7 @@ class CpuSource(Listener):
         large_values, overlap_copies = self._large_values, self._overlap_copies
         live = self._live
         reads, with_reads = self._last_reads, self._last_reads.followed
+        graph = self._graph
         self._likelihoods = likelihoods()
         conversion, addition = torch.ops.aten._to_copy.default, torch.ops.aten.add.Tensor
         sums = self._sums
@@ -537,18 +545,23 @@ class CpuSource(Listener):
                     self._note_results(out, frame_here(0).f_back, func, args, own)
                 if with_reads:  # what `LastReadsWatch.see` does, since a call costs as much again
                     try:
+                        is_of_graph = False
                         for value in args:
                             kind = type(value)
                             if kind is tensor or kind is parameter:
                                 reference = reference_of(value.untyped_storage()._cdata)
                                 if reference is not None:
                                     reference.read = live.newest
+                                    if reference.node is not None:
+                                        is_of_graph = True
                                     if reference.part < 1:
                                         reads.note_part(reference, value, func, args, out)
                             elif kind not in _NO_TENSORS:
-                                reads.see((value,), func, args, out)
+                                is_of_graph |= reads.see((value,), func, args, out)
                         if kwargs:
-                            reads.see(kwargs.values(), func, args, out)
+                            is_of_graph |= reads.see(kwargs.values(), func, args, out)
+                        if is_of_graph:
+                            graph.see(func, args, kwargs, out)
                     except guarded_errors():  # a sparse one has no storage
                         reads.clear()
                 if followed:
@@ -667,8 +680,8 @@ class CpuSource(Listener):
         new = live.add(storage, stack, label, origin)
         if new is not None:
             self._kept_results.add(new)
-            if own:
-                self._last_reads.add(new)
+            if own and self._last_reads.add(new):
+                self._graph.add(new, func, args)
         return new
 
     def _see_kept(self, func: Any, args: Any, kwargs: Any, out: Any, frame: Any) -> None:

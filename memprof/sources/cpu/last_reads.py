@@ -77,27 +77,32 @@ class LastReadsWatch:
         self.followed.clear()
         self._batches.clear()
 
-    def add(self, reference: StorageReference) -> None:
+    def add(self, reference: StorageReference) -> bool:
         """Follow a storage that is new, if it is large."""
         size = reference.size
         if size >= _LEAST_BYTES and size * _LEAST_PART >= self._live.bytes:
             reference.part = 0.0
             self.followed.append(reference)
+            return True
+        return False
 
-    def see(self, values: Any, func: Any, args: Any, out: Any) -> None:
+    def see(self, values: Any, func: Any, args: Any, out: Any) -> bool:
         """An operator ``func`` was given some of its ``args``, and has returned ``out``.
 
-        Sequences among the values are looked into.
+        Sequences among the values are looked into. True where one is of an operator's graph.
         """
+        is_of_graph = False
         for value in values:
             if isinstance(value, (list, tuple)):
-                self.see(value, func, args, out)
+                is_of_graph |= self.see(value, func, args, out)
             elif hasattr(value, "untyped_storage"):
                 reference = self._live.references.get(value.untyped_storage()._cdata)
                 if reference is not None:
                     reference.read = self._live.newest
+                    is_of_graph |= reference.node is not None
                     if reference.part < 1:
                         self.note_part(reference, value, func, args, out)
+        return is_of_graph
 
     def note_part(
         self, reference: StorageReference, value: Any, func: Any, args: Any, out: Any

@@ -52,6 +52,7 @@ class StorageReference(weakref.ref):  # type: ignore[type-arg]
         "handed_label",
         "key",
         "label",
+        "node",
         "part",
         "read",
         "recomputed",
@@ -67,6 +68,8 @@ class StorageReference(weakref.ref):  # type: ignore[type-arg]
     size: int
     serial: int
     """In the order in which storages became known."""
+    node: tuple[int, str] | None
+    """The stack and operator that made it, see `OperatorGraphWatch`; None where nobody asks."""
     part: float
     """Of its bytes, that operators have read, see `LastReadsWatch`; 1 where nobody counts."""
     read: int
@@ -183,6 +186,7 @@ class LiveStorages:
         reference.category = reference.handed = 0
         reference.event = reference.width = -1
         reference.part = 1.0
+        reference.node = None
         row = (
             (1, address, size, time.time_ns(), stack, label, serial, origin)
             if self._recording

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 import memprof
 from memprof.loading import load
+from memprof.records import LargeValues
 from memprof.sources.cpu import large_values
 from tests.sources.recording import CpuRecording
 
@@ -200,6 +201,10 @@ def steps_in_window(recording, number):
         recording.source.counters()
 
 
+def large_values_of(recording):
+    return [one for one in recording.source.observations() if isinstance(one, LargeValues)]
+
+
 def test_what_an_earlier_window_made_is_looked_at_in_the_next_one():
     """A data set is made in the first window, and what it is is known in those that follow."""
     recording, generator = CpuRecording(), torch.Generator().manual_seed(0)
@@ -207,7 +212,7 @@ def test_what_an_earlier_window_made_is_looked_at_in_the_next_one():
     rows = torch.zeros(1024, 1700)
     steps_in_window(recording, 2)
     recording.source.end_window()
-    (record,) = recording.source.observations()
+    (record,) = large_values_of(recording)
     assert (record.filled, record.dim) == ([0.0], [-1])  # nobody has begun to fill it
     for number, length in enumerate(torch.randint(40, 80, (1024,), generator=generator).tolist()):
         rows[number, :length] = 1.0 + torch.rand(length, generator=generator)
@@ -215,7 +220,7 @@ def test_what_an_earlier_window_made_is_looked_at_in_the_next_one():
     recording.source.begin_window()
     steps_in_window(recording, 20)
     recording.source.end_window()
-    (record,) = recording.source.observations()
+    (record,) = large_values_of(recording)
     recording.close()
     assert (record.size, record.shape, record.dim) == ([1024 * 1700 * 4], [[1024, 1700]], [1])
     assert 1600 < record.used[0] <= 1700

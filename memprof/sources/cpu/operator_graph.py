@@ -1,0 +1,166 @@
+"""Of what operators make large tensors, and what later operators make of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from memprof.records import OperatorGraph
+from memprof.sources.cpu.live_storages import LiveStorages, StorageReference, storage_of
+from memprof.sources.loop.thread_state import NO_TASK
+from memprof.trace import EMPTY
+
+__all__ = ["OperatorGraphWatch"]
+
+_MOST = 2048
+"""Stacks and operators that are noted in a run."""
+_MOST_READS = 64
+"""Of one of them; with more, nothing is said of it."""
+_DEEPEST = 2
+"""Sequences of tensors are among the arguments, and sequences in these."""
+
+
+@dataclass(slots=True, eq=False)
+class _Read:
+    """What one operator, called from one stack, was given of results and made of them."""
+
+    count: int = 0
+    read: int = 0
+    """Bytes of the result that it was given, the most of one call."""
+    made: int = 0
+    """Bytes of what it returned, the most of one call."""
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """The large results that one operator made, called from one stack."""
+
+    size: int = 0
+    """Bytes of the largest."""
+    given: int = 0
+    """Bytes of what the operator was given, the most of one call."""
+    count: int = 0
+    reads: dict[tuple[int, str], _Read] = field(default_factory=dict)
+    """By the stack of what was made, and the operator."""
+    is_told: bool = False
+    """Since something was added."""
+
+
+class OperatorGraphWatch:
+    """Told of large storages as they are made, and of every operator that is given one.
+
+    What a backward pass computes is left out: it follows from what is computed forward.
+    """
+
+    def __init__(self, live: LiveStorages) -> None:
+        """``live`` are the storages that are known."""
+        self._live = live
+        self._nodes: dict[tuple[int, str], _Node] = {}
+        self._views: dict[Any, bool] = {}
+        self._task: Callable[[], int] | None = None
+
+    def begin(self) -> None:
+        """Ask torch by what a backward pass is known."""
+        import torch
+
+        self._task = getattr(torch._C, "_current_graph_task_id", None)
+
+    def add(self, new: StorageReference, func: Any, args: Any) -> None:
+        """Follow a storage that an operator has made of its ``args``."""
+        if self._is_backward():
+            return
+        key = new.stack, func._schema.name
+        node = self._nodes.get(key)
+        if node is None:
+            if len(self._nodes) >= _MOST:
+                return
+            node = self._nodes[key] = _Node()
+        sizes: dict[int, int] = {}
+        for tensor in _tensors(args):
+            storage = storage_of(tensor)
+            if storage is not None and storage._cdata != new.key:
+                shown = min(storage.nbytes(), tensor.numel() * tensor.element_size())
+                sizes[storage._cdata] = max(shown, sizes.get(storage._cdata, 0))
+        node.size = max(node.size, new.size)
+        node.given = max(node.given, sum(sizes.values()))
+        node.count += 1
+        node.is_told = False
+        new.node = key
+
+    def see(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """An operator was given a storage that is followed, and has returned ``out``."""
+        is_view = self._views.get(func)
+        if is_view is None:
+            is_view = self._views[func] = bool(getattr(func, "is_view", False))
+        if is_view or self._is_backward():
+            return
+        made, nbytes, own = self._made(func, out)
+        given = (*args, *kwargs.values()) if kwargs else args
+        for tensor in _tensors(given):
+            storage = storage_of(tensor)
+            reference = self._live.references.get(storage._cdata) if storage is not None else None
+            if reference is None or reference.node is None or reference.key in own:
+                continue  # what it writes into is not read, or shown by ``_unsafe_view``
+            node = self._nodes[reference.node]
+            if len(node.reads) <= _MOST_READS:
+                read = node.reads.setdefault(made, _Read())
+                read.count += 1
+                read.read = max(read.read, tensor.numel() * tensor.element_size())
+                read.made = max(read.made, nbytes)
+                node.is_told = False
+
+    def _made(self, func: Any, out: Any) -> tuple[tuple[int, str], int, set[int]]:
+        """The node of what was returned, its bytes, and its storages.
+
+        What is written into is the node of what it was before; what is no tensor has no stack.
+        """
+        key, nbytes, own = (EMPTY, func._schema.name), 0, set[int]()
+        for tensor in _tensors((out,)):
+            storage = storage_of(tensor)
+            if storage is None:
+                continue
+            nbytes += tensor.numel() * tensor.element_size()
+            if not own:
+                reference = self._live.references.get(storage._cdata)
+                if reference is not None:
+                    key = reference.node or (reference.stack, key[1])
+            own.add(storage._cdata)
+        return key, nbytes, own
+
+    def take(self, device: str) -> list[OperatorGraph]:
+        """What has changed since the last call, each stack and operator as a whole."""
+        changed = {key: node for key, node in self._nodes.items() if not node.is_told}
+        if not changed:
+            return []
+        for node in changed.values():
+            node.is_told = True
+        return [
+            OperatorGraph(
+                device,
+                [stack for stack, _ in changed],
+                [operator for _, operator in changed],
+                [node.size for node in changed.values()],
+                [node.given for node in changed.values()],
+                [node.count for node in changed.values()],
+                [
+                    [(*key, one.count, one.read, one.made) for key, one in node.reads.items()]
+                    if len(node.reads) <= _MOST_READS
+                    else []
+                    for node in changed.values()
+                ],
+            )
+        ]
+
+    def _is_backward(self) -> bool:
+        return self._task is not None and self._task() != NO_TASK
+
+
+def _tensors(values: Any, depth: int = _DEEPEST) -> Iterator[Any]:
+    """The tensors among values, and in sequences of them."""
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            if depth:
+                yield from _tensors(value, depth - 1)
+        elif hasattr(value, "untyped_storage"):
+            yield value
