@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from memprof.records import OperatorGraph
 from memprof.sources.cpu.live_storages import LiveStorages, StorageReference, storage_of
@@ -57,7 +57,8 @@ class OperatorGraphWatch:
         """``live`` are the storages that are known."""
         self._live = live
         self._nodes: dict[tuple[int, str], _Node] = {}
-        self._views: dict[Any, bool] = {}
+        self._operators: dict[Any, str] = {}
+        """Names; those that return views have none."""
         self._task: Callable[[], int] | None = None
 
     def begin(self) -> None:
@@ -70,63 +71,76 @@ class OperatorGraphWatch:
         """Follow a storage that an operator has made of its ``args``."""
         if self._is_backward():
             return
-        key = new.stack, func._schema.name
+        key = new.stack, self._name(func)
         node = self._nodes.get(key)
         if node is None:
             if len(self._nodes) >= _MOST:
                 return
             node = self._nodes[key] = _Node()
-        sizes: dict[int, int] = {}
-        for tensor in _tensors(args):
-            storage = storage_of(tensor)
-            if storage is not None and storage._cdata != new.key:
-                shown = min(storage.nbytes(), tensor.numel() * tensor.element_size())
-                sizes[storage._cdata] = max(shown, sizes.get(storage._cdata, 0))
-        node.size = max(node.size, new.size)
-        node.given = max(node.given, sum(sizes.values()))
+        if new.size > node.size:  # of smaller ones nothing more is to be known
+            node.size = new.size
+            node.given = max(node.given, _given(args, new))
         node.count += 1
         node.is_told = False
         new.node = key
 
     def see(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """An operator was given a storage that is followed, and has returned ``out``."""
-        is_view = self._views.get(func)
-        if is_view is None:
-            is_view = self._views[func] = bool(getattr(func, "is_view", False))
-        if is_view or self._is_backward():
+        name = self._name(func)
+        if not name or self._is_backward():
             return
-        made, nbytes, own = self._made(func, out)
-        given = (*args, *kwargs.values()) if kwargs else args
-        for tensor in _tensors(given):
-            storage = storage_of(tensor)
-            reference = self._live.references.get(storage._cdata) if storage is not None else None
-            if reference is None or reference.node is None or reference.key in own:
-                continue  # what it writes into is not read, or shown by ``_unsafe_view``
-            node = self._nodes[reference.node]
-            if len(node.reads) <= _MOST_READS:
-                read = node.reads.setdefault(made, _Read())
-                read.count += 1
-                read.read = max(read.read, tensor.numel() * tensor.element_size())
-                read.made = max(read.made, nbytes)
-                node.is_told = False
+        references, others = self._live.references, cast("Collection[int]", ())
+        if hasattr(out, "untyped_storage"):
+            own = out.untyped_storage()._cdata
+            reference = references.get(own)
+            made = (EMPTY, name) if reference is None else reference.node or (reference.stack, name)
+            nbytes = out.numel() * out.element_size()
+        else:
+            own, made, nbytes, others = self._made(name, out)
+        for value in (*args, *kwargs.values()) if kwargs else args:
+            is_one = hasattr(value, "untyped_storage")
+            for tensor in (value,) if is_one else _tensors((value,)):
+                key = tensor.untyped_storage()._cdata
+                reference = references.get(key)
+                # What it writes into is not read, nor what ``_unsafe_view`` shows.
+                is_read = reference is not None and reference.node is not None
+                if is_read and key != own and key not in others:
+                    self._note(reference.node, made, tensor, nbytes)  # type: ignore[union-attr,arg-type]
 
-    def _made(self, func: Any, out: Any) -> tuple[tuple[int, str], int, set[int]]:
-        """The node of what was returned, its bytes, and its storages.
+    def _note(self, node: tuple[int, str], made: tuple[int, str], tensor: Any, nbytes: int) -> None:
+        """One of a node was given to an operator that made ``made``, of so many bytes."""
+        of = self._nodes[node]
+        read = of.reads.get(made)
+        if read is None:
+            if len(of.reads) > _MOST_READS:
+                return
+            read = of.reads[made] = _Read()
+        read.count += 1
+        read.read = max(read.read, tensor.numel() * tensor.element_size())
+        read.made = max(read.made, nbytes)
+        of.is_told = False
+
+    def _made(self, name: str, out: Any) -> tuple[int, tuple[int, str], int, Collection[int]]:
+        """Of several that were returned the first storage, its node, all bytes, and all storages.
 
         What is written into is the node of what it was before; what is no tensor has no stack.
         """
-        key, nbytes, own = (EMPTY, func._schema.name), 0, set[int]()
+        key, nbytes, own = (EMPTY, name), 0, list[int]()
         for tensor in _tensors((out,)):
-            storage = storage_of(tensor)
-            if storage is None:
-                continue
             nbytes += tensor.numel() * tensor.element_size()
-            if not own:
-                reference = self._live.references.get(storage._cdata)
-                if reference is not None:
-                    key = reference.node or (reference.stack, key[1])
-            own.add(storage._cdata)
-        return key, nbytes, own
+            own.append(tensor.untyped_storage()._cdata)
+            reference = self._live.references.get(own[-1])
+            if len(own) == 1 and reference is not None:
+                key = reference.node or (reference.stack, name)
+        return own[0] if own else 0, key, nbytes, own
+
+    def _name(self, func: Any) -> str:
+        """Of an operator; empty of one that returns a view."""
+        name = self._operators.get(func)
+        if name is None:
+            name = "" if getattr(func, "is_view", False) else str(func._schema.name)
+            self._operators[func] = name
+        return name
 
     def take(self, device: str) -> list[OperatorGraph]:
         """What has changed since the last call, each stack and operator as a whole."""
@@ -154,6 +168,17 @@ class OperatorGraphWatch:
 
     def _is_backward(self) -> bool:
         return self._task is not None and self._task() != NO_TASK
+
+
+def _given(args: Any, new: StorageReference) -> int:
+    """Bytes of the tensors among arguments, each storage once."""
+    sizes: dict[int, int] = {}
+    for tensor in _tensors(args):
+        storage = storage_of(tensor)
+        if storage is not None and storage._cdata != new.key:
+            shown = min(storage.nbytes(), tensor.numel() * tensor.element_size())
+            sizes[storage._cdata] = max(shown, sizes.get(storage._cdata, 0))
+    return sum(sizes.values())
 
 
 def _tensors(values: Any, depth: int = _DEEPEST) -> Iterator[Any]:
