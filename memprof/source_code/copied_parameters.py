@@ -32,10 +32,14 @@ class Copied(Enum):
     """A whole module, as `torch.optim.swa_utils.AveragedModel` does."""
     MODULE = "module"
     """A whole module, by `copy.deepcopy`."""
+    LIBRARY = "library"
+    """All parameters that a library's average is given: ``EMAModel(unet.parameters())``."""
 
 
 _AVERAGE = "AveragedModel"
 """It copies the module that it is given by `copy.deepcopy`, and averages all of its parameters."""
+_AVERAGES = ("EMA", "EMAModel", "ExponentialMovingAverage", "ModelEMA", "ModelEma", "ModelEmaV2")
+"""Classes of libraries that keep such an average: diffusers, ema-pytorch, timm, torch-ema."""
 _DEEP_COPY = "deepcopy"
 _COPYING = frozenset(("clone", _DEEP_COPY))
 _STATE = "state_dict"
@@ -71,6 +75,10 @@ def copied_parameters(place: Place, callers: Sequence[Place]) -> Copied | None:
     if any(called_name(node) == _AVERAGE for node in ast.walk(place.statement)):
         return Copied.AVERAGE
     way = _Way(place, [one for one in callers if one.scope is not place.scope])
+    for call in own_calls(place.statement, *_AVERAGES):
+        own_class = any(called_name(call) == one.name for one in place.program.classes())
+        if call.args and not own_class and _goes_through(way, call.args[0], _DEEPEST):
+            return Copied.LIBRARY
     source = _copied_items(place)
     if source is not None:
         method = _goes_through(way, source, _DEEPEST)

@@ -225,3 +225,51 @@ def test_a_copy_of_a_module_that_follows_it_shares_its_frozen_part(tmp_path):
 
 def test_a_copy_that_is_trained_itself_is_needed(tmp_path):
     assert "copied-frozen" not in names(taught(copy_is_trained=True), tmp_path / "run.json")
+
+
+LIBRARY = """
+import torch
+
+class EMAModel:
+    def __init__(self, parameters, decay=0.9):
+        self.shadow_params = [p.clone().detach() for p in parameters]
+
+    @torch.no_grad()
+    def step(self, parameters):
+        for one, p in zip(self.shadow_params, parameters):
+            one.lerp_(p, 0.1)
+"""
+
+
+def averaged_by_a_library(of_all):
+    library = {}
+    exec(compile(LIBRARY, "/x/site-packages/diffusers/training_utils.py", "exec"), library)
+    EMAModel = library["EMAModel"]
+
+    def program():
+        model = Model()
+        every = list(model.parameters())
+        trained = [p for p in model.parameters() if p.requires_grad]
+        average = EMAModel(every) if of_all else EMAModel(trained)
+        optimizer = torch.optim.SGD(trained, 0.1)
+
+        def step(number):
+            optimizer.zero_grad()
+            model(torch.randn(16, WIDTH)).square().mean().backward()
+            optimizer.step()
+            average.step(every if of_all else trained)
+
+        return step
+
+    return program
+
+
+def test_an_average_of_a_library_is_handed_what_is_trained(tmp_path):
+    (found, *_) = findings_of(averaged_by_a_library(True), tmp_path / "run.json")
+    assert (found.rule, found.minor, found.bytes) == ("copied-frozen", False, FROZEN)
+    assert found.remedies[0].fix == "copy_trained"
+    assert "EMAModel(every)" in found.remedies[0].code
+
+
+def test_an_average_of_what_is_trained_is_left_alone(tmp_path):
+    assert "copied-frozen" not in names(averaged_by_a_library(False), tmp_path / "run.json")

@@ -36,19 +36,31 @@ class Evaluation:
         self.metric.update(target)
 
     def end(self):
+        value = self.metric.compute()
         self.metric.reset()
+        return value
+
+
+class OfBatches:
+    """Wants the value of each batch, and never that of all."""
+
+    def __init__(self, curve):
+        self.curve = curve
+
+    def add(self, target):
+        self.curve.update(target)
 
 
 @pytest.fixture
 def remedies(tmp_path, library):
     """Of what a metric collects in its list ``target``, or in one of another name."""
 
-    def of(name):
+    def of(name, kind=Evaluation):
         def program():
             scores = library("scores")
             metric = scores.AveragePrecision() if name == "target" else scores.History()
             metric.update = getattr(metric, "update", None) or (lambda one: metric.log({"v": one}))
-            evaluation = Evaluation(metric)
+            evaluation = kind(metric)
 
             def step(number):
                 evaluation.add(torch.zeros(WIDTH, WIDTH))
@@ -66,6 +78,11 @@ def test_it_is_told_to_count_between_thresholds_where_it_is_made(remedies):
     assert (first.fix, first.code) == ("thresholds", '"precision": BinaryAveragePrecision(),')
     assert first.typed == "BinaryAveragePrecision(…, thresholds=200)"
     assert second.fix == "clear_container"
+
+
+def test_what_is_never_computed_of_all_batches_is_to_be_reset_first(remedies):
+    first, second, *_ = remedies("target", OfBatches)
+    assert (first.fix, second.fix) == ("clear_container", "thresholds")
 
 
 def test_what_other_lists_keep_is_no_curves(remedies):

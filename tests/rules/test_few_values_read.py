@@ -49,6 +49,26 @@ def looks_alike():
     return learning(of_all=False)
 
 
+def ranked():
+    """All rows of scores are sorted, and the first few of each are looked at."""
+
+    def best(scores):
+        return scores.argsort(dim=1, descending=True)
+
+    def step(number):
+        queries, answers = torch.rand(2, ITEMS, WIDTH)
+        ranking = best(queries @ answers.t())
+        return ranking[:, :8].float().mean()
+
+    return step
+
+
+def test_of_what_is_sorted_the_first_are_found_by_topk(tmp_path):
+    (finding,) = own(findings_of(ranked, tmp_path / "run.json"))
+    assert [one.fix for one in finding.remedies] == ["topk"]
+    assert finding.site.code == "return scores.argsort(dim=1, descending=True)"
+
+
 def own(found):
     return [one for one in found if one.rule == "few-values-read"]
 

@@ -381,3 +381,38 @@ def test_lists_by_layer_are_emptied_unless_there_are_ever_more_hooks(program, fi
     found, *_ = findings_of(program, tmp_path / "run.json", steps=40)
     first = found.remedies[0]
     assert (found.rule, first.fix, first.code) == ("hook", fix, code)
+
+
+class Callback:
+    """A framework's."""
+
+
+class LayerStatistics(Callback):
+    """Registers at each epoch, when a framework's loop calls it."""
+
+    def on_train_epoch_start(self, layer):
+        outputs = []
+
+        def capture(module, inputs, output):
+            outputs.append(output.detach().clone())
+
+        layer.register_forward_hook(capture)
+
+
+def of_a_framework():
+    layer, callback = nn.Linear(WIDTH, WIDTH), LayerStatistics()
+
+    def step(number):
+        if number % 4 == 0:
+            getattr(callback, "on_train_" + "epoch_start")(layer)
+        with torch.no_grad():
+            layer(torch.randn(WIDTH, WIDTH))
+
+    return step
+
+
+def test_what_a_framework_calls_at_each_epoch_registers_ever_more(tmp_path):
+    (found, *_) = findings_of(of_a_framework, tmp_path / "run.json", steps=24)
+    assert found.rule == "hook"
+    assert found.remedies[0].fix == "remove_hook"
+    assert found.remedies[0].code == "layer.register_forward_hook(capture)"

@@ -385,3 +385,36 @@ def test_a_field_or_an_entry_is_let_go_of_where_the_rest_is_needed(job, where, t
 def test_an_entry_is_left_where_the_dictionary_is_saved(tmp_path):
     found = findings_of(once(saves_them), tmp_path / "run.json", is_over=True)
     assert "idle-model" not in [one.rule for one in found]
+
+
+DISTILLER = """
+import torch
+
+class Distiller:
+    def __init__(self, x, teacher):
+        self.teacher = teacher
+        with torch.no_grad():
+            self.hidden = teacher(x)
+"""
+
+
+def made():
+    return Encoder()
+
+
+def hands_one_over():
+    library = {}
+    exec(compile(DISTILLER, "/x/site-packages/distilling/distiller.py", "exec"), library)
+    distiller = library["Distiller"](torch.randn(8, WIDTH), teacher=made())
+    train(distiller.hidden)
+    return distiller
+
+
+def test_who_is_handed_a_model_without_a_name_is_to_do_without(tmp_path):
+    found = findings_of(once(hands_one_over), tmp_path / "run.json", is_over=True)
+    (one,) = [finding for finding in found if finding.rule == "idle-model"]
+    (first,) = one.remedies
+    assert one.bytes == MODEL
+    assert one.title.endswith("are a model that is called no more, in `teacher`")
+    assert (first.fix, first.typed) == ("del_ref", "distiller.teacher = None")
+    assert "teacher=made()" in first.code

@@ -49,6 +49,8 @@ _OTHERS = (
 )
 """Ends of the names of others of torchmetrics' that have such lists."""
 _THRESHOLDS = 200
+_COMPUTE = "compute"
+"""The method by which a metric of torchmetrics is asked what comes of all that it has."""
 _LEAST_PARTS = 2
 _OF_ANY_MODULE = frozenset(
     ("cpu", "cuda", "double", "eval", "float", "half", "share_memory", "train", "zero_grad")
@@ -152,13 +154,15 @@ class CollectingObject(GrowthRule[Collector]):
                 cause.place,
             )
         elif cause.releases and not cause.is_in_stack:
-            yield from _binned(cause, case)
-            yield Advice(
+            emptied = Advice(
                 "clear_container",
                 f"`{cause.receiver or cause.owner}` collects in its `{cause.container}` "
                 f"({cause.length} items): call {_releases(cause)} now and then, or do without it.",
                 cause.place,
             )
+            # What is never computed of all that was collected need not be collected.
+            binned = list(_binned(cause, case))
+            yield from (*binned, emptied) if _is_asked(cause, case) else (emptied, *binned)
         elif cause.is_longer:
             yield Advice(
                 "clear_container",
@@ -207,6 +211,24 @@ def _kept_by_reset(cause: Collector, case: Case) -> tuple[str, Place] | None:
             if argument.value.value is False:
                 return ast.unparse(argument), place
     return None
+
+
+def _is_asked(cause: Collector, case: Case) -> bool:
+    """Whether the program has the object compute something of all that it has.
+
+    By its name or one that has it, or by a variable, which may stand for it.
+    """
+    links = case.finding.holders[0].links if case.finding.holders else ()
+    names = {part for link in links for part in link.name.split(".")} | {cause.owner}
+    return any(
+        isinstance(call.func, ast.Attribute)
+        and (
+            isinstance(call.func.value, ast.Name)
+            or last_name(ast.unparse(call.func.value)) in names
+        )
+        for program in case.programs
+        for call in calls_in(program.tree, _COMPUTE)
+    )
 
 
 def _binned(cause: Collector, case: Case) -> Iterator[Advice]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -34,6 +35,11 @@ _FUNCTION_LINKS = frozenset({LinkKind.BOUND_METHOD, LinkKind.CLOSURE, LinkKind.P
 """Links from a function to what it keeps."""
 _DEEPEST = 4
 """Functions that are gone through, from the one that registers to a loop."""
+_OF_CALLBACKS = re.compile(
+    r"on_(?:(?:train|validation|test|predict|eval)_)?(?:epoch|batch|step)_(?:start|begin|end)"
+    r"|on_(?:evaluate|log|predict|prediction_step|substep_end|save)|training_step|validation_step"
+)
+"""Methods that Lightning and transformers call again and again."""
 _FASTER = 1.5
 """Times of what came in the first half of the steps that comes in the second where hooks become
 more, each of which fills what it has."""
@@ -141,6 +147,8 @@ def _is_registered_in_loop(case: Case, registration: Place) -> bool:
     hands its name on as a text: ``self.emit("on_epoch_end")``.
     """
     function, class_ = registration.function, registration.class_
+    if function is not None and class_ is not None and _OF_CALLBACKS.fullmatch(function.name):
+        return bool(class_.bases)  # a framework's loop calls it
     is_maker = function is not None and function.name == "__init__" and class_ is not None
     name = class_.name if is_maker and class_ is not None else getattr(function, "name", "")
     names, known = [(name, class_ is not None and not is_maker)], set()

@@ -83,6 +83,10 @@ class CopiedFrozen(WasteRule[FrozenCopies]):
             f"{format_bytes(match.nbytes)} of the {format_bytes(match.copied)} that are copied are "
             "of frozen parameters, which stay as they are: "
         )
+        if match.by is Copied.LIBRARY:
+            why += "hand those with `requires_grad` to the average alone, in each of its methods."
+            yield Advice("copy_trained", why, case.site, typed="if p.requires_grad")
+            return
         if match.by is Copied.PARAMETERS:
             why += "copy those with `requires_grad` alone."
             yield Advice("copy_trained", why, case.site, typed="if p.requires_grad")

@@ -18,6 +18,7 @@ from memprof.source_code.program import calls_in, place_of
 from memprof.source_code.verbs import FACTORIES
 from memprof.trace import Action, Frame, Phase
 from memprof.units import format_bytes, format_percent
+from memprof.views.operator_graph import made_by_operators
 from memprof.views.peak_without import Cuts
 from memprof.views.window import Bools, Ints, Window
 
@@ -27,6 +28,7 @@ _LEAST_SHARE = 0.12
 """Of the peak, that goes with the values that nothing reads."""
 _MOST_READ = 1 / 3
 """Of the values: to pick two thirds of them is no mistake."""
+_SORTING = frozenset(("argsort", "sort"))
 _MODULE_CALL = "_call_impl"
 _CONTAINER = re.compile(r"/(?:torch/nn/modules|torchvision/transforms(?:/v2)?)/_?container\.py$")
 """Files of `torch.nn.Sequential` and of torchvision's `Compose`."""
@@ -46,6 +48,8 @@ class FewValues(Match):
     """Of its values, that operators read."""
     reader: Frame | None = None
     """The program's line that reads them."""
+    is_sorted: bool = False
+    """An operator that sorts made it."""
 
 
 class FewValuesRead(WasteRule[FewValues]):
@@ -53,7 +57,7 @@ class FewValuesRead(WasteRule[FewValues]):
 
     name = "few-values-read"
     summary = "a large result is computed whole, and few of its values are read"
-    fixes = ("narrow_first",)
+    fixes = ("narrow_first", "topk")
     yields_to = EVERY_OTHER
     is_general = True
     yields_beyond = (ANY_GROWTH, "kept-distributions", "stored-views", "unread-entries")
@@ -80,6 +84,13 @@ class FewValuesRead(WasteRule[FewValues]):
         """Compute those that are read."""
         where = f" in line {match.reader.line}" if match.reader is not None else ""
         part = format_percent(match.part, 1)
+        if match.is_sorted:
+            yield Advice(
+                "topk",
+                f"Of what is sorted {part} are read{where}: `topk` finds the first so many of each "
+                f"row, and no others. Of {format_bytes(match.nbytes)} as much is left.",
+            )
+            return
         yield Advice(
             "narrow_first",
             f"Of the result's values {part} are read{where}: pick first from what it is computed "
@@ -136,7 +147,16 @@ def _match(window: Window, statement: Statement, results: Ints) -> FewValues | N
         tentative=window.may_be_read_unseen or handed_outside(way, reader),
         part=part,
         reader=reader,
+        is_sorted=_is_sorted(window, row),
     )
+
+
+def _is_sorted(window: Window, row: int) -> bool:
+    """Whether an operator that sorts made a result, and none that does something else."""
+    stack = int(window.lives.stack[row])
+    made = made_by_operators(window.operator_graphs)
+    operators = {one.operator for (of, _), one in made.items() if of == stack}
+    return bool(operators) and operators <= _SORTING
 
 
 def _way_out(window: Window, row: int) -> Sequence[Frame]:

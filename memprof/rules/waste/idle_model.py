@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.rules.running_variables import still_running, variable_of
+from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.given_attributes import (
     GivenAttribute,
     derived_classes,
@@ -25,7 +27,16 @@ from memprof.source_code.last_reads import (
     last_read_before,
     reads_again,
 )
-from memprof.source_code.program import Place, Program, calls_in, place_of
+from memprof.source_code.program import (
+    FUNCTIONS,
+    Place,
+    Program,
+    bound_names,
+    called_name,
+    calls_in,
+    own_calls,
+    place_of,
+)
 from memprof.source_code.verbs import SAVING
 from memprof.trace import EMPTY, Category, Frame, Phase
 from memprof.units import format_bytes
@@ -58,6 +69,23 @@ class _Resting:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class HandedModel:
+    """``Trainer(ref_model=copied(policy))``."""
+
+    call: str
+    """What is called, as written."""
+    argument: str
+    """The keyword; empty without one."""
+    target: str
+    """The variable that the statement binds; empty for none."""
+
+    @property
+    def dropped_by(self) -> str:
+        """What to type so that it goes; empty where its attribute is not known."""
+        return f"{self.target}.{self.argument} = None" if self.target and self.argument else ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Idle:
     """A model and the variable that keeps it."""
 
@@ -73,6 +101,8 @@ class _Idle:
     """The attribute, the field or the entry that ``place`` sets; ``last_line`` calls it last."""
     deleted_line: int = 0
     """Where the variable is deleted, and something else keeps the model; 0: it is not."""
+    handed: HandedModel | None = None
+    """The call that the model is made for, with no variable of its own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,6 +159,15 @@ class IdleModel(WasteRule[IdleModels]):
                 f"(`{last.given.dropped_by}`), or keep none there."
             )
             yield Advice("del_ref", why, last.place, typed=last.given.dropped_by)
+            return
+        if last.handed is not None:
+            nbytes, handed = format_bytes(match.nbytes), last.handed
+            since = f" since line {last.last_line} did last" if last.last_line else ""
+            why = (
+                f"`{handed.call}` is handed a model of {nbytes} that nothing has called{since}: do "
+                "without it there, or let go of it then."
+            )
+            yield Advice("del_ref", why, last.place, typed=handed.dropped_by)
             return
         if last.deleted_line:
             yield self._of_another(last, match, case)
@@ -273,6 +312,11 @@ def _idle(window: Window, model: _Resting, *, is_part: bool) -> _Idle | None:
         if given is not None and not _is_saved(window.programs, given):
             line = _last_line(window, model.calls)
             return _Idle(model.rows, model.ends, given.text, given.place, line, given)
+        handed = _handed(made_by)
+        if handed is not None:
+            at, of = handed
+            line, name = _last_line(window, model.calls), of.argument or of.call
+            return _Idle(model.rows, model.ends, name, at, line, handed=of)
     back = still_running(made_by, now)
     place = place_of(made_by[-back]) if back is not None else None
     if back is None or place is None:
@@ -283,6 +327,31 @@ def _idle(window: Window, model: _Resting, *, is_part: bool) -> _Idle | None:
     last_line = last_read_before(place, name, line_now)
     deleted_line = deleted_before(place, name, line_now)
     return _Idle(model.rows, model.ends, name, place, last_line, deleted_line=deleted_line)
+
+
+def _handed(made_by: Sequence[Frame]) -> tuple[Place, HandedModel] | None:
+    """The statement that makes a model within the arguments of a library's call, and the call."""
+    for inner, frame in pairwise(made_by):
+        place = place_of(frame)
+        if place is None or frame_kind(frame.filename) is not FrameKind.USER:
+            continue
+        maker = inner.name.rpartition(".")[2]
+        for call in own_calls(place.statement):
+            given = [("", one) for one in call.args]
+            given += [(one.arg or "", one.value) for one in call.keywords]
+            for argument, value in given:
+                is_made = isinstance(value, ast.Call) and called_name(value) == maker
+                if is_made and not _is_own(place.program, call):
+                    targets = bound_names(place.statement)
+                    target = ast.unparse(targets[0]) if len(targets) == 1 else ""
+                    return place, HandedModel(ast.unparse(call.func), argument, target)
+    return None
+
+
+def _is_own(program: Program, call: ast.Call) -> bool:
+    """Whether a call is of a class or a function of the file."""
+    own = {node.name for node in program.nodes if isinstance(node, (*FUNCTIONS, ast.ClassDef))}
+    return called_name(call) in own
 
 
 def _last_line(window: Window, calls: Ints) -> int:
