@@ -222,6 +222,9 @@ def is_kept_short(holder: Holder) -> bool:
         return False
     place = place_of(Frame("", holder.filename, holder.line))
     if place is not None and (growing(place) is None or isinstance(place.statement, FUNCTIONS)):
+        aliased = _filled_in_turn(place, last_name(holder.links[container - 1].name))
+        if aliased is not None and place.program.code(holder.line).strip() == holder.code:
+            return is_kept_to_length(aliased, holder.links[container].length)
         place = _filling_statement(place)
     growth = growing(place)
     if place is None or growth is None or place.program.code(holder.line).strip() != holder.code:
@@ -456,6 +459,30 @@ def _parameters_given(place: Place, where: Place, names: set[str]) -> set[str]:
             own for own, value in pairs if isinstance(value, ast.Name) and value.id in names
         }
     return parameters_with_value
+
+
+def _filled_in_turn(place: Place, name: str) -> Place | None:
+    """The statement that fills several containers in turn, of which a line makes one.
+
+    ``for store, value in zip((self.frames, self.rewards), values): store.append(value)``
+    """
+    scope = place.class_ if place.class_ is not None else place.scope
+    for loop in ast.walk(scope):
+        if not isinstance(loop, (ast.For, ast.AsyncFor)):
+            continue
+        in_turn = {
+            last_name(ast.unparse(item))
+            for node in ast.walk(loop.iter)
+            if isinstance(node, (ast.List, ast.Tuple))
+            for item in node.elts
+            if isinstance(item, (ast.Name, ast.Attribute))
+        }
+        targets = {one.id for one in ast.walk(loop.target) if isinstance(one, ast.Name)}
+        for node in ast.walk(loop) if name in in_turn else ():
+            filling = growing(place.program.place(node)) if isinstance(node, ast.Expr) else None
+            if filling is not None and filling.container in targets:
+                return place.program.place(node)
+    return None
 
 
 def _filling_statement(place: Place) -> Place | None:

@@ -72,3 +72,39 @@ def test_lists_of_a_few_keys_may_be_kept_to_a_length_each(tmp_path, slot, guard,
     source = tmp_path / "memory.py"
     source.write_text(SLOTS.format(slot=slot, guard=guard))
     assert is_kept_short(holder_of_slots(source, classes)) is is_short
+
+
+RING = """class Replay:
+    def __init__(self):
+        self.at, self.capacity = 0, 450
+        self.frames, self.rewards = [], []
+
+    def push(self, *values):
+        for store, value in zip((self.frames, self.{other}), values):
+            {guard}
+                store.append(value)
+"""
+
+
+@pytest.mark.parametrize(
+    ("guard", "name", "length", "is_short"),
+    [
+        ("if len(store) < self.capacity:", "frames", 383, True),
+        ("if len(store) < 100:", "frames", 383, False),  # it has far more
+        ("if self.at < 9:", "frames", 383, False),
+        ("if len(store) < self.capacity:", "others", 383, False),
+    ],
+)
+def test_lists_that_are_filled_in_turn_are_kept_to_a_length(
+    tmp_path, guard, name, length, is_short
+):
+    source = tmp_path / "ring.py"
+    source.write_text(RING.format(guard=guard, other="rewards"))
+    links = [
+        Link(LinkKind.LOCAL, "memory", "main"),
+        Link(LinkKind.ATTRIBUTE, name, "Replay"),
+        Link(LinkKind.ITEM, "7", "list", length=length),
+    ]
+    code = source.read_text().splitlines()[3].strip()
+    holder = Holder(kind=LinkKind.ITEM, filename=str(source), line=4, code=code, links=links)
+    assert is_kept_short(holder) is is_short

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 
+import pytest
 import torch
 from torch import nn
 
 import memprof
 from memprof.loading import load
+from memprof.records import Holder
+from memprof.reference_chain import Link, LinkKind
 from memprof.rules.ranked_findings import findings
+from memprof.rules.waste.old_graphs import RULE
 from memprof.testing import TraceBuilder, write_run
 from memprof.trace import Category, Frame, Phase
+from memprof.views.window import Window
 from tests.rules.recorded import findings_of, names
 
 MIB = 1 << 20
@@ -321,3 +326,32 @@ def test_what_the_same_calls_made_while_autograd_was_not_looked_at_counts_as_wel
     run = looked_at_now_and_then(tmp_path / "run.json")
     (graphs,) = [one for one in findings(run) if one.rule == "old-graphs"]
     assert graphs.bytes == 6 * 2 * MIB  # the last two of eight steps are no older than their step
+
+
+STORED = """class History:
+    def push(self, part, x):
+        self.table[part] = {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "through_graph", "is_meant"),
+    [("x.detach()", False, True), ("x", False, False), ("x.detach()", True, False)],
+)
+def test_what_is_stored_detached_keeps_no_graph_though_one_had_saved_it(
+    value, through_graph, is_meant, tmp_path
+):
+    findings_of(fires, tmp_path / "run.json")
+    source = tmp_path / "history.py"
+    source.write_text(STORED.format(value))
+    links = [
+        Link(LinkKind.LOCAL, "history", "main"),
+        Link(LinkKind.ATTRIBUTE, "table", "History"),
+        Link(LinkKind.ITEM, "3", "dict", length=6),
+        *([Link(LinkKind.AUTOGRAD_NODE, "ReluBackward0")] if through_graph else ()),
+    ]
+    code = source.read_text().splitlines()[2].strip()
+    holder = Holder(kind=LinkKind.ITEM, filename=str(source), line=3, code=code, links=links)
+    run = load(tmp_path / "run.json")
+    window = Window.of(run.device("cpu").windows[-1], run=run)
+    assert RULE.is_meant([holder], window) is is_meant

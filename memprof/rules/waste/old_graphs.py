@@ -97,15 +97,15 @@ class OldGraphs(WasteRule[OldGraph]):
     def is_meant(self, holders: Sequence[Holder], window: Window) -> bool:
         """Whether a backward pass goes on through what is stored, as one over several steps.
 
-        Where such graphs were let go of, and none in a backward pass, none did.
+        Where such graphs were let go of, and none in a backward pass, none did. What a graph has
+        saved as well may be stored without it.
         """
-        if _went_unlearned(window):
-            return False
-        with_graphs = _with_graphs(holders)
-        places = (
-            place_of(Frame("", one.filename, one.line)) for one in with_graphs if one.filename
-        )
-        return _goes_on([one for one in places if one is not None], window.programs)
+        lines = [Frame("", one.filename, one.line) for one in _with_graphs(holders) if one.filename]
+        places = [place for one in lines if (place := place_of(one)) is not None]
+        through_graph = any(one.through_graph for one in holders)
+        if places and not through_graph and all(map(_stores_detached, places)):
+            return True
+        return not _went_unlearned(window) and _goes_on(places, window.programs)
 
     def advice(self, match: OldGraph, case: Case) -> Iterator[Advice]:
         """Detach what is stored; a stored exception, or a context's attribute, comes first.
@@ -266,6 +266,12 @@ def _are_never_learned(case: Case, places: Sequence[Place]) -> bool:
         filling is not None and not goes_backward(place, filling.container, case.everywhere)
         for place, filling in filled
     )
+
+
+def _stores_detached(place: Place) -> bool:
+    """Whether a statement stores what it has cut off from its graph."""
+    value = getattr(place.statement, "value", None)
+    return isinstance(value, ast.AST) and bool(calls_in(value, "detach"))
 
 
 def _with_graphs(holders: Sequence[Holder]) -> Sequence[Holder]:
