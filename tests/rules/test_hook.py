@@ -416,3 +416,45 @@ def test_what_a_framework_calls_at_each_epoch_registers_ever_more(tmp_path):
     assert found.rule == "hook"
     assert found.remedies[0].fix == "remove_hook"
     assert found.remedies[0].code == "layer.register_forward_hook(capture)"
+
+
+class OutputRecorder:
+    """Keeps what a layer returns, until it is released."""
+
+    def __init__(self, layer):
+        self.recorded = []
+        self.handle = layer.register_forward_hook(self.save)
+
+    def save(self, module, inputs, output):
+        self.recorded.append(output.detach().clone())
+
+    def release(self):
+        self.handle.remove()
+
+
+class Explanation:
+    def __init__(self, layer):
+        self.recorder = OutputRecorder(layer)
+
+
+def explain(layer, x):
+    for one in x.split(WIDTH):
+        Explanation(layer)
+        layer(one)
+
+
+def explained():
+    layer = nn.Linear(WIDTH, WIDTH)
+
+    @torch.no_grad()
+    def step(number):
+        explain(layer, torch.randn(WIDTH, WIDTH))
+
+    return step
+
+
+def test_an_object_that_a_loop_makes_may_register_by_a_part_of_its_own(tmp_path):
+    (found, *_) = findings_of(explained, tmp_path / "run.json", steps=24)
+    assert found.rule == "hook"
+    assert found.remedies[0].fix == "remove_hook"
+    assert "call its `release()`" in found.remedies[0].why

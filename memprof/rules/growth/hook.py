@@ -159,8 +159,11 @@ def _is_registered_in_loop(case: Case, registration: Place) -> bool:
             if place.loop is not None:
                 return True
             outer = place.function.name if place.function is not None else ""
+            is_method = place.class_ is not None and outer != "__init__"
+            if place.class_ is not None and not is_method:
+                outer = place.class_.name  # whoever makes one runs it
             if outer not in known and len(known) < _DEEPEST:
-                names.append((outer, place.class_ is not None))
+                names.append((outer, is_method))
     return False
 
 
