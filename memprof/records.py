@@ -525,7 +525,8 @@ class OperatorGraph(
     """Operators that were given the result, by what they made: its stack (0: it is no tensor) and
     operator (of what is written into, those that made it), how often, the most bytes of the result
     that one call was given (fewer than its size: of a view), and the most that it made. Empty too
-    where they are too many."""
+    where they are too many, or where one may have been missed (a sparse tensor does not say whose
+    parts it has)."""
 
 
 class UnmovedParameters(

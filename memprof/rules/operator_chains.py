@@ -94,6 +94,19 @@ class Chain:
         # The function in which both lines are, or that calls both, is one of them.
         return handed_outside(window.user_frames(made_by[: len(made_by) - common]), None)
 
+    def is_done(self, window: Window) -> bool:
+        """Whether its tensors go while a window records, but those of its last step.
+
+        What reads them later, between windows perhaps, is not known.
+        """
+        stacks = [stack for stack, _ in self.nodes]
+        made = (window.lives.alloc >= 0) & np.isin(window.lives.stack, stacks)
+        least = min(one.size for one in self.nodes.values())
+        made &= ~window.has_owner & (window.lives.requested >= least)
+        stays = made & (window.lives.free >= window.events)
+        last = int(window.step_of_event[window.events - 1]) if window.events else 0
+        return bool((made & ~stays).any()) and bool((window.made_in[stays] >= last).all())
+
     def rows(self, window: Window) -> Ints:
         """The lifetimes of its tensors, and of gradients that are as large."""
         lives = window.lives

@@ -398,7 +398,7 @@ def _by_operators(window: Window) -> ReducedLater | None:
         if window.share(int(lives.size[row])) < _LEAST_SHARE or is_joined_again(window, row):
             continue
         chain, parts = chain_of(made, one, _OF_PARTS, parts=False), parts_of(window, row)
-        if chain is None or len(parts) < FEWEST_PARTS:
+        if chain is None or len(parts) < FEWEST_PARTS or not chain.is_done(window):
             continue
         sizes = lives.requested[parts]
         over_parts = max(end.size for end in chain.ends) >= sizes.min()

@@ -139,6 +139,8 @@ def _match(window: Window, first: Made, chain: Chain) -> Table | None:
     row = int(own[0] if len(own) else there[0])
     if is_of_library(window.stack(row)) or _is_in_parts(window, own):
         return None
+    if not chain.is_done(window):
+        return None
     what = _what(first, chain)
     learns = window.learns_after(int(lives.alloc[row]))
     gone = lives.size[rows] - lives.size[rows] // _PARTS

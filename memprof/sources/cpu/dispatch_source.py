@@ -563,6 +563,7 @@ class CpuSource(Listener):
                         if is_of_graph:
                             graph.see(func, args, kwargs, out)
                     except guarded_errors():  # a sparse one has no storage
+                        graph.lose(with_reads)
                         reads.clear()
                 if followed:
                     see(func, args, kwargs, out, frame_here(0).f_back)

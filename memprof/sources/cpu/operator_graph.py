@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from memprof.records import OperatorGraph
 from memprof.sources.cpu.live_storages import LiveStorages, StorageReference, storage_of
@@ -43,6 +43,8 @@ class _Node:
     count: int = 0
     reads: dict[tuple[int, str], _Read] = field(default_factory=dict)
     """By the stack of what was made, and the operator."""
+    is_lost: bool = False
+    """An operator that may have been given one was missed."""
     is_told: bool = False
     """Since something was added."""
 
@@ -89,23 +91,25 @@ class OperatorGraphWatch:
         name = self._name(func)
         if not name or self._is_backward():
             return
-        references, others = self._live.references, cast("Collection[int]", ())
-        if hasattr(out, "untyped_storage"):
-            own = out.untyped_storage()._cdata
-            reference = references.get(own)
-            made = (EMPTY, name) if reference is None else reference.node or (reference.stack, name)
-            nbytes = out.numel() * out.element_size()
-        else:
-            own, made, nbytes, others = self._made(name, out)
+        references = self._live.references
+        own, made, nbytes = self._made(name, out)
         for value in (*args, *kwargs.values()) if kwargs else args:
             is_one = hasattr(value, "untyped_storage")
             for tensor in (value,) if is_one else _tensors((value,)):
-                key = tensor.untyped_storage()._cdata
-                reference = references.get(key)
+                storage = storage_of(tensor)
+                reference = references.get(storage._cdata) if storage is not None else None
                 # What it writes into is not read, nor what ``_unsafe_view`` shows.
-                is_read = reference is not None and reference.node is not None
-                if is_read and key != own and key not in others:
-                    self._note(reference.node, made, tensor, nbytes)  # type: ignore[union-attr,arg-type]
+                if reference is None or reference.node is None or reference.key in own:
+                    continue
+                self._note(reference.node, made, tensor, nbytes)
+
+    def lose(self, references: Iterable[StorageReference]) -> None:
+        """Say nothing of the nodes of some storages: an operator that may read them was missed."""
+        for reference in references:
+            is_alive = self._live.references.get(reference.key) is reference
+            if is_alive and reference.node is not None:
+                node = self._nodes[reference.node]
+                node.is_lost, node.is_told = True, False
 
     def _note(self, node: tuple[int, str], made: tuple[int, str], tensor: Any, nbytes: int) -> None:
         """One of a node was given to an operator that made ``made``, of so many bytes."""
@@ -120,19 +124,22 @@ class OperatorGraphWatch:
         read.made = max(read.made, nbytes)
         of.is_told = False
 
-    def _made(self, name: str, out: Any) -> tuple[int, tuple[int, str], int, Collection[int]]:
-        """Of several that were returned the first storage, its node, all bytes, and all storages.
+    def _made(self, name: str, out: Any) -> tuple[Collection[int], tuple[int, str], int]:
+        """Of what was returned the storages, the first one's node, and all bytes.
 
         What is written into is the node of what it was before; what is no tensor has no stack.
         """
-        key, nbytes, own = (EMPTY, name), 0, list[int]()
-        for tensor in _tensors((out,)):
+        own, key, nbytes = list[int](), (EMPTY, name), 0
+        for tensor in (out,) if hasattr(out, "untyped_storage") else _tensors((out,)):
             nbytes += tensor.numel() * tensor.element_size()
-            own.append(tensor.untyped_storage()._cdata)
-            reference = self._live.references.get(own[-1])
+            storage = storage_of(tensor)
+            if storage is None:
+                continue
+            own.append(storage._cdata)
+            reference = self._live.references.get(own[0])
             if len(own) == 1 and reference is not None:
                 key = reference.node or (reference.stack, name)
-        return own[0] if own else 0, key, nbytes, own
+        return own, key, nbytes
 
     def _name(self, func: Any) -> str:
         """Of an operator; empty of one that returns a view."""
@@ -159,7 +166,7 @@ class OperatorGraphWatch:
                 [node.count for node in changed.values()],
                 [
                     [(*key, one.count, one.read, one.made) for key, one in node.reads.items()]
-                    if len(node.reads) <= _MOST_READS
+                    if len(node.reads) <= _MOST_READS and not node.is_lost
                     else []
                     for node in changed.values()
                 ],

@@ -79,6 +79,20 @@ def test_sequences_of_tensors_are_looked_into(tmp_path):
     assert made["mul"]["index"] == (1, NBYTES, 4 * COLUMNS * 4)
 
 
+def test_of_what_is_there_as_an_operator_is_missed_nothing_is_said(tmp_path):
+    """A sparse tensor does not say whose parts it has."""
+    chosen = torch.eye(ROWS).to_sparse()
+
+    def program(rows, columns):
+        table = rows * columns
+        product = torch.sparse.mm(chosen, table)
+        return product, table.sum(), (columns - rows).max()
+
+    made = {operator: reads for operator, _, _, reads in noted(program, tmp_path)}
+    assert made["mul"] == {}
+    assert made["sub"] == {"max": (1, NBYTES, 4)}
+
+
 def test_a_backward_pass_is_left_out(tmp_path):
     def program(rows, columns):
         rows.requires_grad_()
