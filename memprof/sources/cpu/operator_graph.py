@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from memprof.records import OperatorGraph
@@ -21,32 +20,36 @@ _DEEPEST = 2
 """Sequences of tensors are among the arguments, and sequences in these."""
 
 
-@dataclass(slots=True, eq=False)
 class _Read:
     """What one operator, called from one stack, was given of results and made of them."""
 
-    count: int = 0
-    read: int = 0
-    """Bytes of the result that it was given, the most of one call."""
-    made: int = 0
-    """Bytes of what it returned, the most of one call."""
+    __slots__ = ("count", "made", "read")  # a dataclass costs half a millisecond at the beginning
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.read = 0
+        """Bytes of the result that it was given, the most of one call."""
+        self.made = 0
+        """Bytes of what it returned, the most of one call."""
 
 
-@dataclass(slots=True, eq=False)
 class _Node:
     """The large results that one operator made, called from one stack."""
 
-    size: int = 0
-    """Bytes of the largest."""
-    given: int = 0
-    """Bytes of what the operator was given, the most of one call."""
-    count: int = 0
-    reads: dict[tuple[int, str], _Read] = field(default_factory=dict)
-    """By the stack of what was made, and the operator."""
-    is_lost: bool = False
-    """An operator that may have been given one was missed."""
-    is_told: bool = False
-    """Since something was added."""
+    __slots__ = ("count", "given", "is_lost", "is_told", "reads", "size")
+
+    def __init__(self) -> None:
+        self.size = 0
+        """Bytes of the largest."""
+        self.given = 0
+        """Bytes of what the operator was given, the most of one call."""
+        self.count = 0
+        self.reads: dict[tuple[int, str], _Read] = {}
+        """By the stack of what was made, and the operator."""
+        self.is_lost = False
+        """An operator that may have been given one was missed."""
+        self.is_told = False
+        """Since something was added."""
 
 
 class OperatorGraphWatch:
