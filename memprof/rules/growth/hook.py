@@ -147,8 +147,9 @@ def _is_registered_in_loop(case: Case, registration: Place) -> bool:
     hands its name on as a text: ``self.emit("on_epoch_end")``.
     """
     function, class_ = registration.function, registration.class_
-    if function is not None and class_ is not None and _OF_CALLBACKS.fullmatch(function.name):
-        return bool(class_.bases)  # a framework's loop calls it
+    is_derived = class_ is not None and bool(class_.bases)
+    if function is not None and is_derived and _OF_CALLBACKS.fullmatch(function.name):
+        return True  # a framework's loop calls it
     is_maker = function is not None and function.name == "__init__" and class_ is not None
     name = class_.name if is_maker and class_ is not None else getattr(function, "name", "")
     names, known = [(name, class_ is not None and not is_maker)], set()

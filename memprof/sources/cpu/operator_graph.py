@@ -16,6 +16,7 @@ _MOST = 2048
 """Stacks and operators that are noted in a run."""
 _MOST_READS = 64
 """Of one of them; with more, nothing is said of it."""
+_NO_KEYS = frozenset[int]()
 _DEEPEST = 2
 """Sequences of tensors are among the arguments, and sequences in these."""
 
@@ -90,21 +91,45 @@ class OperatorGraphWatch:
         new.node = key
 
     def see(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """An operator was given a storage that is followed, and has returned ``out``."""
-        name = self._name(func)
-        if not name or self._is_backward():
+        """An operator was given a storage that is followed, and has returned ``out``.
+
+        Raises what torch does where one of them has no storage: then `lose` is to be called.
+        """
+        name = self._operators.get(func)
+        if name is None:
+            name = self._name(func)
+        if not name or (self._task is not None and self._task() != NO_TASK):
             return
-        references = self._live.references
-        own, made, nbytes = self._made(name, out)
+        references, nodes = self._live.references, self._nodes
+        others: Collection[int]
+        if hasattr(out, "untyped_storage"):  # as nearly all: no calls but those that it needs
+            own, others = out.untyped_storage()._cdata, _NO_KEYS
+            reference = references.get(own)
+            made = (EMPTY, name) if reference is None else reference.node or (reference.stack, name)
+            nbytes = out.numel() * out.element_size()
+        else:
+            own, others, made, nbytes = self._made(name, out)
         for value in (*args, *kwargs.values()) if kwargs else args:
             is_one = hasattr(value, "untyped_storage")
-            for tensor in (value,) if is_one else _tensors((value,)):
-                storage = storage_of(tensor)
-                reference = references.get(storage._cdata) if storage is not None else None
+            if not (is_one or isinstance(value, (list, tuple))):
+                continue
+            for tensor in (value,) if is_one else _tensors(value):
+                key = tensor.untyped_storage()._cdata
+                reference = references.get(key)
                 # What it writes into is not read, nor what ``_unsafe_view`` shows.
-                if reference is None or reference.node is None or reference.key in own:
+                if reference is None or reference.node is None or key == own or key in others:
                     continue
-                self._note(reference.node, made, tensor, nbytes)
+                node = nodes[reference.node]
+                read = node.reads.get(made)
+                if read is None:
+                    if len(node.reads) > _MOST_READS:
+                        continue
+                    read = node.reads[made] = _Read()
+                shown = tensor.numel() * tensor.element_size()
+                read.count += 1
+                if shown > read.read or nbytes > read.made:
+                    read.read, read.made = max(shown, read.read), max(nbytes, read.made)
+                node.is_told = False
 
     def lose(self, references: Iterable[StorageReference]) -> None:
         """Say nothing of the nodes of some storages: an operator that may read them was missed."""
@@ -114,41 +139,27 @@ class OperatorGraphWatch:
                 node = self._nodes[reference.node]
                 node.is_lost, node.is_told = True, False
 
-    def _note(self, node: tuple[int, str], made: tuple[int, str], tensor: Any, nbytes: int) -> None:
-        """One of a node was given to an operator that made ``made``, of so many bytes."""
-        of = self._nodes[node]
-        read = of.reads.get(made)
-        if read is None:
-            if len(of.reads) > _MOST_READS:
-                return
-            read = of.reads[made] = _Read()
-        read.count += 1
-        read.read = max(read.read, tensor.numel() * tensor.element_size())
-        read.made = max(read.made, nbytes)
-        of.is_told = False
-
-    def _made(self, name: str, out: Any) -> tuple[Collection[int], tuple[int, str], int]:
-        """Of what was returned the storages, the first one's node, and all bytes.
+    def _made(self, name: str, out: Any) -> tuple[int, Collection[int], tuple[int, str], int]:
+        """Of several that were returned the first one's storage, all, its node, and all bytes.
 
         What is written into is the node of what it was before; what is no tensor has no stack.
         """
         own, key, nbytes = list[int](), (EMPTY, name), 0
-        for tensor in (out,) if hasattr(out, "untyped_storage") else _tensors((out,)):
+        for tensor in _tensors((out,)):
             nbytes += tensor.numel() * tensor.element_size()
-            storage = storage_of(tensor)
-            if storage is None:
-                continue
-            own.append(storage._cdata)
+            own.append(tensor.untyped_storage()._cdata)
             reference = self._live.references.get(own[0])
             if len(own) == 1 and reference is not None:
                 key = reference.node or (reference.stack, name)
-        return own, key, nbytes
+        return own[0] if own else 0, own, key, nbytes
 
     def _name(self, func: Any) -> str:
         """Of an operator; empty of one that returns a view."""
         name = self._operators.get(func)
         if name is None:
-            name = "" if getattr(func, "is_view", False) else str(func._schema.name)
+            schema = getattr(func, "_schema", None)  # an operator of a higher order has none
+            full = str(func) if schema is None else str(schema.name)
+            name = "" if getattr(func, "is_view", False) else full
             self._operators[func] = name
         return name
 
