@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from memprof.sources.loop.thread_state import BackwardPass, ThreadPosition
+from memprof.sources.operator_schema import schema_name
 from memprof.trace import EMPTY, NOT_RECORDED
 
 __all__ = ["OperatorOrigins"]
@@ -136,6 +137,6 @@ def _node_name(operator: Any) -> str:
 
     See ``_create_op_prefix`` in tools/autograd/load_derivatives.py.
     """
-    name = str(operator._schema.name).rpartition("::")[2]
+    name = schema_name(operator).rpartition("::")[2]
     camel_case = "".join(part.title() for part in name.split("_"))
     return f"{camel_case}Backward".replace("ForwardBackward", "Backward")

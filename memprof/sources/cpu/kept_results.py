@@ -9,6 +9,7 @@ from typing import Any
 
 from memprof.records import KeptResults
 from memprof.sources.cpu.live_storages import StorageReference
+from memprof.sources.operator_schema import is_mutable, schema_name
 from memprof.trace import EMPTY, Category
 
 __all__ = ["KeptResultsWatch"]
@@ -364,10 +365,10 @@ def _is_of_each(tensor: Any, results: list[Any], *, may_add_up: bool) -> bool:
 def _kind(func: Any) -> _Kind:
     import torch
 
-    name = func._schema.name.rpartition("::")[2]
+    name = schema_name(func).rpartition("::")[2]
     if name == _COPYING:
         return _Kind.COPYING
-    if func._schema.is_mutable:
+    if is_mutable(func):
         return _Kind.WRITING
     if name == _PICKING:
         return _Kind.PICKING

@@ -13,6 +13,7 @@ import numpy as np
 
 from memprof.records import LargeValues
 from memprof.sources.cpu.live_storages import LiveStorages, StorageReference, storage_of
+from memprof.sources.operator_schema import schema_name
 from memprof.trace import EMPTY, Category
 
 if TYPE_CHECKING:
@@ -251,7 +252,7 @@ class LargeValuesWatch:
         elif self._again and self._live.bytes >= _AS_HIGH * self._high and self._may_look():
             again, self._again = self._again, []
             self._look(again)
-        if func._schema.name in _FROM_FILES or _is_given(reference.key, args):
+        if schema_name(func) in _FROM_FILES or _is_given(reference.key, args):
             return
         if self._tensors >= _MOST_TENSORS:
             self._sweep()

@@ -9,6 +9,7 @@ import numpy as np
 
 from memprof.sources.cpu.event_batch import Batch
 from memprof.sources.cpu.live_storages import LiveStorages, StorageReference
+from memprof.sources.operator_schema import is_mutable, schema_name
 from memprof.sources.protocol import LastRead
 from memprof.trace import NOT_RECORDED
 
@@ -165,11 +166,11 @@ class LastReadsWatch:
 def _way(func: Any) -> _Way:
     if getattr(func, "is_view", False):
         return _Way.VIEWING
-    if func._schema.name in _OWN_GRADIENT:
+    if (name := schema_name(func)) in _OWN_GRADIENT:
         return _Way.RETURNING
-    if func._schema.is_mutable:
+    if is_mutable(func):
         return _Way.CHANGING if _is_pointwise(func) else _Way.WRITING
-    return _Way.PICKING if func._schema.name in _PICKING else _Way.READING
+    return _Way.PICKING if name in _PICKING else _Way.READING
 
 
 def _is_pointwise(func: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from memprof.records import OperatorGraph
 from memprof.sources.cpu.live_storages import LiveStorages, StorageReference, storage_of
 from memprof.sources.loop.thread_state import NO_TASK
+from memprof.sources.operator_schema import schema_name
 from memprof.trace import EMPTY
 
 __all__ = ["OperatorGraphWatch"]
@@ -157,9 +158,7 @@ class OperatorGraphWatch:
         """Of an operator; empty of one that returns a view."""
         name = self._operators.get(func)
         if name is None:
-            schema = getattr(func, "_schema", None)  # an operator of a higher order has none
-            full = str(func) if schema is None else str(schema.name)
-            name = "" if getattr(func, "is_view", False) else full
+            name = "" if getattr(func, "is_view", False) else schema_name(func)
             self._operators[func] = name
         return name
 
