@@ -46,6 +46,7 @@ __all__ = [
     "holding_places",
     "is_forward",
     "is_unlearned",
+    "never_visited",
     "none_meanwhile",
     "of_many_steps",
     "on_the_way",
@@ -260,6 +261,23 @@ def none_meanwhile(window: Window | None, allocs: npt.NDArray[np.int64]) -> bool
         return False
     between = window.phase_of_event[int(allocs.min()) : int(allocs.max()) + 1]
     return not bool((between == Phase.BACKWARD).any())
+
+
+def never_visited(window: Window | None, allocs: npt.NDArray[np.int64]) -> bool:
+    """Whether backward passes ran after these allocations, and freed nothing that is made alike.
+
+    Made alike is what has one of their stacks. A backward pass frees what it goes through, whoever
+    holds the graph.
+    """
+    if window is None or window.owners.inferred or len(allocs) < _LEAST_TENSORS:
+        return False
+    later = window.phase_of_event[int(allocs.min()) :]
+    if not bool((later == Phase.BACKWARD).any()):
+        return False
+    lives = window.lives
+    stacks = np.unique(lives.stack[np.isin(lives.alloc, allocs)])
+    freed_by = window.freed_by[np.isin(lives.stack, stacks)]
+    return not bool((freed_by == Phase.BACKWARD).any())
 
 
 def calling_place(case: Case) -> Place | None:

@@ -8,6 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+import memprof
+from memprof.loading import load
+from memprof.rules.ranked_findings import findings
 from tests.rules.recorded import findings_of
 
 SIZE = 64
@@ -297,3 +300,77 @@ def test_lists_that_a_loop_misses_are_to_be_reached_by_it(tmp_path):
     first = found.remedies[0]
     assert (first.fix, first.code) == ("clear_container", "for layer in self.children():")
     assert "empties `costs` of each object" in first.why
+
+
+class Policy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(SIZE, SIZE), nn.Linear(SIZE, 4)
+
+    def forward(self, observation, state):
+        state = self.cell(observation, state)
+        return self.head(state), state
+
+
+def learn(policy, optimizer, state):
+    loss = policy(torch.randn(SIZE, SIZE), state)[0].square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def acting(tracker):
+    """A recurrent policy acts, and learns from what it finds again in the buffer."""
+    policy, buffer = Policy(), []
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.01)
+
+    observation, state = torch.randn(SIZE, SIZE), torch.zeros(SIZE, SIZE)
+    for _ in range(16):
+        values, after = policy(observation, state)
+        following = torch.randn(SIZE, SIZE) + values.argmax(1)[:, None]
+        buffer.append((observation, state, after))
+        observation, state = following, after
+        learn(policy, optimizer, buffer[0][1])
+        tracker.step()
+
+
+def acting_in_one_line(tracker):
+    policy, buffer = Policy(), []
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.01)
+
+    state = torch.zeros(SIZE, SIZE)
+    for _ in range(16):
+        values, state = policy(torch.randn(SIZE, SIZE), state)
+        buffer.append((values.argmax(1), state))
+        learn(policy, optimizer, buffer[0][1].detach())
+        tracker.step()
+
+
+def acting_from_what_is_cut_off(tracker):
+    policy, buffer = Policy(), []
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.01)
+
+    state = torch.zeros(SIZE, SIZE)
+    for _ in range(16):
+        values, after = policy(torch.randn(SIZE, SIZE), state)
+        buffer.append((values.argmax(1), after))
+        state = after.detach()
+        learn(policy, optimizer, buffer[0][1].detach())
+        tracker.step()
+
+
+@pytest.mark.parametrize(
+    ("program", "fix", "name"),
+    [
+        (acting, "no_grad", "`state`"),
+        (acting_in_one_line, "no_grad", "`state`"),
+        (acting_from_what_is_cut_off, "detach", "`buffer`"),
+    ],
+)
+def test_where_a_state_is_carried_on_as_well_no_graph_is_to_be_made(program, fix, name, tmp_path):
+    with memprof.track(tmp_path / "run.json", sources=["cpu"], allowance_s=600) as tracker:
+        program(tracker)
+    found, *_ = findings(load(tmp_path / "run.json"))
+    first = found.remedies[0]
+    assert (found.rule, first.rule, first.fix) == ("kept-graph", "kept-graph", fix)
+    assert name in first.why

@@ -21,9 +21,10 @@ from memprof.rules.graph_lines import (
     running_sum,
 )
 from memprof.rules.rule import Advice, Cause, GrowthRule
+from memprof.source_code.carried_names import carried_on
 from memprof.source_code.idioms import growing, is_moving_average, read_by_itself
 from memprof.source_code.patch import diff, wrapped
-from memprof.source_code.program import FUNCTIONS, Place, bound_names, calls_in, own_calls
+from memprof.source_code.program import Place, calls_in, own_calls
 from memprof.source_code.torch_modes import without_gradients
 from memprof.source_code.values import has_no_graph, is_fresh_tensor
 from memprof.source_code.verbs import JOINING
@@ -35,8 +36,6 @@ _LEAST_SAVED = 5
 """Tensors of each pass through a recurrent layer: fewer may be what it returns."""
 _OF_STEPS = ("backward", "step")
 """Methods that a loop over the steps calls, once in each."""
-_CUTTING = frozenset({"detach", "item", "tolist", "numpy"})
-"""Methods whose result has no graph."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,77 +193,9 @@ def _falls_out(case: Case) -> bool:
 
 
 def _by_other_names(near: Sequence[Place]) -> StateUpdate | None:
-    """A state that the body of a loop makes in several statements from that of the pass before.
-
-    ``new = act(x, state)``, and then ``state = reset(new)``: either may have made what is kept.
-    """
-    for place in near:
-        loop, function = place.loop, place.function
-        if loop is None or (function is not None and function.name == "forward"):
-            continue
-        body = [one for one in loop.body if not isinstance(one, (*FUNCTIONS, ast.ClassDef))]
-        if place.statement not in body or not isinstance(place.statement, ast.Assign):
-            continue
-        at = body.index(place.statement)
-        read_at = set(_attached_names(place.statement.value))
-        for later in range(at, len(body)):
-            statement = body[later]
-            if not isinstance(statement, ast.Assign):
-                continue
-            for target in bound_names(statement):
-                name = ast.unparse(target)
-                is_read = later == at or name in read_at
-                if is_read and name in _origins(statement.value, body[:later]):
-                    return StateUpdate(place.program.place(statement) or place, name, ())
-    return None
-
-
-def _origins(value: ast.expr, before: Sequence[ast.stmt]) -> set[str]:
-    """What a value is made from by calls of the statements before it, itself left out.
-
-    Only what those statements do not bind themselves before they read it: that is of the pass
-    before. Nothing that is cut off from its graph on the way.
-    """
-    waiting = [(name, len(before)) for name in _attached_names(value)]
-    origins: set[str] = set()
-    followed = set()
-    while waiting:
-        name, end = waiting.pop()
-        if (name, end) in followed:
-            continue
-        followed.add((name, end))
-        bindings = [at for at, one in enumerate(before[:end]) if name in _names_bound(one)]
-        if not bindings:
-            if end < len(before):
-                origins.add(name)
-            continue
-        statement = before[bindings[-1]]
-        if isinstance(statement, ast.Assign) and any(calls_in(statement.value)):
-            waiting += [(one, bindings[-1]) for one in _attached_names(statement.value)]
-    return origins
-
-
-def _names_bound(statement: ast.stmt) -> set[str]:
-    """The text of whatever a statement binds, also within branches and loops of its own."""
-    return {
-        ast.unparse(target)
-        for node in ast.walk(statement)
-        if isinstance(node, ast.stmt)
-        for target in bound_names(node)
-    }
-
-
-def _attached_names(value: ast.AST) -> Iterator[str]:
-    """Names and attributes that are read with their graphs."""
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
-        if value.func.attr in _CUTTING:
-            return
-    elif isinstance(value, ast.Attribute) and value.attr == "data":
-        return
-    if isinstance(value, (ast.Name, ast.Attribute)) and isinstance(value.ctx, ast.Load):
-        yield ast.unparse(value)
-    for child in ast.iter_child_nodes(value):
-        yield from _attached_names(child)
+    """A state that the body of a loop makes in several statements; it may be what is kept."""
+    carried = next((one for place in near if (one := carried_on(place)) is not None), None)
+    return None if carried is None else StateUpdate(carried.place, carried.name, ())
 
 
 def _outlives_call(place: Place, name: str) -> bool:

@@ -13,6 +13,7 @@ from memprof.rules.finding import Kind
 from memprof.rules.graph_lines import (
     OF_ERRORS,
     calling_place,
+    never_visited,
     none_meanwhile,
     of_many_steps,
     retaining,
@@ -21,9 +22,10 @@ from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.rules.same_holder import holder_key
 from memprof.rules.source_facts import handed_over, is_number
 from memprof.source_code.call_sites import Handed
-from memprof.source_code.idioms import Filling, growing
+from memprof.source_code.carried_names import Carried, carried_on
+from memprof.source_code.idioms import Filling, growing, read_by_itself
 from memprof.source_code.patch import diff, wrapped
-from memprof.source_code.program import Place, loaded_names
+from memprof.source_code.program import Place, bound_names, calls_in, loaded_names
 from memprof.source_code.values import goes_backward, survives_call, used_as_tensor
 from memprof.units import format_percent
 
@@ -54,7 +56,7 @@ class KeptGraph(GrowthRule[KeptGraphs]):
 
     name = "kept-graph"
     summary = "a container keeps tensors with the graphs that made them"
-    fixes = ("clear_container", "detach", "item", "no_retain_graph")
+    fixes = ("clear_container", "detach", "item", "no_grad", "no_retain_graph")
     yields_to = ("running-sum", "carried-state", "create-graph")
 
     def match(self, case: Case) -> KeptGraphs | None:
@@ -78,6 +80,15 @@ class KeptGraph(GrowthRule[KeptGraphs]):
     def advice(self, cause: KeptGraphs, case: Case) -> Iterator[Advice]:
         """Keep the number, or the tensor without its graph; and let backward passes free it."""
         yield from advice_on_missed(case)
+        carried = _carried(case)
+        if carried is not None:
+            why = (
+                f"No backward pass goes through what is made here. A loop carries `{carried.name}` "
+                "on with its graph, so that cutting off only what is kept frees nothing: build no "
+                "graph."
+            )
+            place = calling_place(case) or carried.place
+            yield Advice("no_grad", why, place)
         if cause.place is not None and cause.filling is not None:
             yield from _cuts(cause.place, cause.filling, case)
         elif cause.entry is not None:
@@ -88,6 +99,29 @@ class KeptGraph(GrowthRule[KeptGraphs]):
             yield Advice("detach", why, cause.entry, remains=case.kept_itself)
         if cause.of_many_steps:
             yield from retaining(case)
+
+
+def _carried(case: Case) -> Carried | None:
+    """What a loop that makes the tensors carries on with its graph, though nothing learns from it.
+
+    A recurrent state, of which a replay buffer keeps the older ones: learned from is a pass that
+    begins anew with one of those.
+    """
+    carried = next((one for _, place in case.frames if (one := _carried_at(place))), None)
+    if carried is None or not never_visited(case.window, case.finding.evidence.allocs):
+        return None
+    return carried
+
+
+def _carried_at(place: Place) -> Carried | None:
+    """What a statement in a loop carries on; not through the modules that the loop goes over."""
+    loop = place.loop
+    name = next((name for name, _ in read_by_itself(place)), None)
+    if name is None or loop is None:
+        return carried_on(place)
+    bound = {one.id for one in bound_names(loop) if isinstance(one, ast.Name)}
+    calls = calls_in(place.statement)
+    return None if any(loaded_names(one.func) & bound for one in calls) else Carried(place, name)
 
 
 def _entry(case: Case) -> tuple[str, Place | None]:
