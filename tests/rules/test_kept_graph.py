@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -321,7 +322,7 @@ def learn(policy, optimizer, state):
 
 def acting(tracker):
     """A recurrent policy acts, and learns from what it finds again in the buffer."""
-    policy, buffer = Policy(), []
+    policy, buffer = Policy(), deque(maxlen=64)
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.01)
 
     observation, state = torch.randn(SIZE, SIZE), torch.zeros(SIZE, SIZE)
@@ -374,3 +375,5 @@ def test_where_a_state_is_carried_on_as_well_no_graph_is_to_be_made(program, fix
     first = found.remedies[0]
     assert (found.rule, first.rule, first.fix) == ("kept-graph", "kept-graph", fix)
     assert name in first.why
+    bounded = program is acting
+    assert ("clear_container" in {one.fix for one in found.remedies}) is not bounded

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from memprof.records import Holder
-from memprof.reference_chain import LinkKind
+from memprof.reference_chain import LinkKind, is_bounded
 from memprof.rules.case import Case
 from memprof.rules.containers import (
     FilledContainer,
@@ -71,6 +71,8 @@ class GrowingContainer(GrowthRule[GrownContainer]):
         container = filled_container(case)
         if container is None or has_fixed_keys(container):
             return None
+        if case.graph and case.kept_itself < _MOSTLY and is_bounded(container.holder.links):
+            return None  # it is what hangs on its items that grows
         source = handed_over(case, container.place, container.filling.values[-1])
         return GrownContainer(container, source[0] if source is not None else container.place)
 
