@@ -9,10 +9,15 @@ import numpy as np
 from memprof.reference_chain import LinkKind
 from memprof.rules.called_models import are_called, are_parts_called
 from memprof.rules.finding import Kind, RuleFinding
+from memprof.rules.graph_lines import none_meanwhile
 from memprof.rules.load_rules import rule_named
 from memprof.rules.results_read import are_read_whole
 from memprof.rules.rule import WasteRule
-from memprof.source_code.joined_parts import are_results_joined, is_joined_afterwards
+from memprof.source_code.joined_parts import (
+    are_results_joined,
+    is_joined_afterwards,
+    is_returned_afterwards,
+)
 from memprof.source_code.program import arguments, called_name, own_calls, program_of
 from memprof.source_code.uses_of_items import searching_lines
 from memprof.trace import Phase
@@ -82,7 +87,7 @@ def is_minor(finding: RuleFinding, examination: Examination) -> bool:
     if finding.kind in (Kind.LEAK, Kind.CYCLE):
         return (
             _comes_to_nothing(finding, examination)
-            or _is_joined_afterwards(finding)
+            or _is_result_of_loop(finding, examination)
             or _is_searched_later(finding, examination)
             or _is_returned_whole(finding)
             or _is_worked_with_later(finding, examination)
@@ -176,10 +181,11 @@ def growth_of(finding: RuleFinding, examination: Examination, fewest: int = _STE
     return max(finding.bytes, finding.bytes_per_step * max(steps, fewest))
 
 
-def _is_joined_afterwards(finding: RuleFinding) -> bool:
-    """Whether a function collects the parts of a result, and joins them after its loop.
+def _is_result_of_loop(finding: RuleFinding, examination: Examination) -> bool:
+    """Whether a function collects the parts of a result, and joins or returns them after its loop.
 
-    Such a list is as long as what is gone through, and needed. Parts that keep a graph are not.
+    Such a list is as long as what is gone through, and needed. Parts that keep a graph are not, nor
+    may be what is returned of a loop in which a backward pass ran.
     """
     first = finding.remedies[0] if finding.remedies else None
     links = [link for holder in finding.holders for link in holder.links]
@@ -189,7 +195,14 @@ def _is_joined_afterwards(finding: RuleFinding) -> bool:
         return False
     program = program_of(first.filename)
     place = program.at(first.line) if program is not None else None
-    return place is not None and is_joined_afterwards(place)
+    if place is None:
+        return False
+    if is_joined_afterwards(place):
+        return True
+    device = next((one for one in examination.devices if one.name == finding.device), None)
+    allocs, number = finding.evidence.allocs, finding.evidence.window
+    window = device.windows[number] if device is not None and number >= 0 else None
+    return is_returned_afterwards(place) and none_meanwhile(window, allocs)
 
 
 def _is_returned_whole(finding: RuleFinding) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import NamedTuple
@@ -52,7 +52,7 @@ def with_remedies(finding: RuleFinding, examination: Examination) -> RuleFinding
         with left_out_if_it_fails(rule.name):
             advice = [_OfRule(rule.name, one) for one in rule.advice(finding.match, case)]
     if case.grows:
-        advice += sorted(_on_growth(case), key=lambda one: one.advice.otherwise)
+        advice += sorted(_on_growth(case), key=_place_on_growth)
     best: dict[str, _OfRule] = {}
     for one in advice:
         best.setdefault(one.advice.fix, one)
@@ -61,9 +61,13 @@ def with_remedies(finding: RuleFinding, examination: Examination) -> RuleFinding
     if case.grows and len(by_use) > 1 and by_use[0].advice.fix == "cpu_offload":
         by_use[:2] = by_use[1::-1]  # on the host it goes on to grow
     if by_use and rule is None:
-        finding = replace(finding, rule=by_use[0].rule)
+        finding = replace(finding, rule=next(_rules_of_cause(by_use), by_use[0].rule))
     first = [one._replace(advice=_of_what_ran(one.advice, case)) for one in by_use]
     return replace(finding, remedies=tuple(_remedy(*one, case) for one in first))
+
+
+def _place_on_growth(one: _OfRule) -> tuple[bool, bool]:
+    return not one.advice.above_all, one.advice.otherwise
 
 
 def _is_there_already(advice: Advice, finding: RuleFinding) -> bool:
@@ -83,6 +87,11 @@ def _on_growth(case: Case) -> Iterator[_OfRule]:
             if cause is not None:
                 advice = [_OfRule(rule.name, one) for one in rule.advice(cause, case)]
         yield from advice
+
+
+def _rules_of_cause(advice: Sequence[_OfRule]) -> Iterator[str]:
+    """Rules that say what is wrong, though a remedy of another's comes first."""
+    return (one.rule for one in advice if not one.advice.above_all)
 
 
 def _of_what_ran(advice: Advice, case: Case) -> Advice:

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 
 from memprof.source_code.call_sites import handed_over
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.source_code.program import Place, Program, called_name, calls_in, place_of
+from memprof.source_code.program import (
+    Place,
+    Program,
+    assigned,
+    bound_names,
+    called_name,
+    calls_in,
+    place_of,
+)
 from memprof.source_code.scopes import parameters
 from memprof.source_code.values import values_of
 from memprof.source_code.verbs import SAME_VALUES
@@ -176,18 +184,73 @@ def handed_outside(frames: Sequence[Frame], reader: Frame | None) -> bool:
     """
     for frame in frames:
         place = place_of(frame)
-        if place is None or _hands_outside(place.program, place.scope, (place.program,)):
+        if place is None or _hands_on(place, reader):
             return True
         if reader is not None and (frame.filename, frame.name) == (reader.filename, reader.name):
             return False
     return False
 
 
+def _hands_on(place: Place, reader: Frame | None) -> bool:
+    """Whether a function hands something on that may be what a statement of it binds or returns.
+
+    By the names that it has there. What ``reader`` makes of it is no part of it.
+    """
+    statement, programs = place.statement, (place.program,)
+    if isinstance(statement, ast.Return):
+        return _hands_outside(place.program, statement, programs)
+    names = {ast.unparse(one) for one in bound_names(statement)}
+    if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or not names:
+        return _hands_outside(place.program, place.scope, programs)
+    is_there = reader is not None and reader.filename == place.program.filename
+    read_at = reader.line if reader is not None and is_there else 0
+    others = [
+        (target, value)
+        for node in ast.walk(place.scope)
+        if not (isinstance(node, ast.stmt) and _has_line(node, read_at))
+        for target, value in (*assigned(node), *_gone_through(node))
+        if value is not None
+    ]
+    known = 0
+    while known < len(names):
+        known = len(names)
+        names |= {ast.unparse(target) for target, value in others if _texts(value) & names}
+    given = (one for call in _calls_outside(place.scope) for one in _given(call))
+    return any(_texts(one) & names and not _is_small_at(place, one, programs) for one in given)
+
+
+def _gone_through(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """What a loop takes its variables from."""
+    if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
+        yield from ((target, node.iter) for target in _targets(node.target))
+
+
+def _targets(target: ast.expr) -> list[ast.expr]:
+    return [one for one in ast.walk(target) if isinstance(one, ast.Name)]
+
+
+def _texts(value: ast.AST) -> set[str]:
+    """The names and attributes in an expression."""
+    parts = (one for one in ast.walk(value) if isinstance(one, (ast.Name, ast.Attribute)))
+    return {ast.unparse(one) for one in parts}
+
+
+def _has_line(statement: ast.stmt, line: int) -> bool:
+    """Whether a statement without a body of its own is on a line."""
+    is_there = statement.lineno <= line <= (statement.end_lineno or statement.lineno)
+    return is_there and not hasattr(statement, "body")
+
+
+def _calls_outside(tree: ast.AST) -> Iterator[ast.Call]:
+    """Calls by which something reads a tensor without an operator of torch's."""
+    calls = calls_in(tree, *_OUTSIDE_TORCH)
+    return (call for call in calls if not ast.unparse(call.func).startswith(_JSON))
+
+
 def _hands_outside(program: Program, tree: ast.AST, programs: Sequence[Program]) -> bool:
     return any(
         not any(_is_small_at(program.place(call), one, programs) for one in _given(call))
-        for call in calls_in(tree, *_OUTSIDE_TORCH)
-        if not ast.unparse(call.func).startswith(_JSON)
+        for call in _calls_outside(tree)
     )
 
 

@@ -94,6 +94,8 @@ class Advice:
     otherwise: bool = False
     """It is another way, for where the first does not fit: of growth it comes after what the other
     rules that match advise first."""
+    above_all: bool = False
+    """It comes before what rules that say better what is wrong advise of growth."""
 
 
 class Rule(ABC):

@@ -1,18 +1,20 @@
-"""Whether what a loop collects in a list is joined into one tensor after the loop."""
+"""Whether what a loop collects in a list is joined or returned after the loop."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from memprof.source_code.idioms import growing
 from memprof.source_code.program import LOOPS, Place, Program, bound_names, calls_in
 from memprof.source_code.reductions import reduction_of
 
-__all__ = ["are_results_joined", "is_joined_afterwards"]
+__all__ = ["are_results_joined", "is_joined_afterwards", "is_returned_afterwards"]
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+_TRAINING = ("backward", "grad")
 _JOINS = ("cat", "concat", "concatenate", "hstack", "stack", "vstack")
 
 
@@ -22,9 +24,62 @@ def is_joined_afterwards(place: Place) -> bool:
     ``parts = []; for …: parts.append(x); return torch.cat(parts)``, in one function. Not where
     it is joined only if a parameter asks for that, as nobody in the file does.
     """
+    collection = _collection(place)
+    return collection is not None and any(
+        call.lineno > collection.end
+        and call.args
+        and isinstance(call.args[0], ast.Name)
+        and call.args[0].id == collection.name
+        and not _is_unasked(call, collection.function, place.program)
+        for call in calls_in(collection.within, *_JOINS)
+    )
+
+
+def is_returned_afterwards(place: Place) -> bool:
+    """Whether the list that a statement fills is made and returned around the statement's loop.
+
+    ``outputs = []; for …: outputs.append(x); return outputs``: it is the function's result, also as
+    one of several, and as long as what a ``for`` goes over. Not where the loop trains.
+    """
+    collection = _collection(place)
+    if collection is None or collection.within is not collection.function:
+        return False
+    loops = collection.filled_by
+    if any(isinstance(loop, ast.While) for loop in loops) or any(calls_in(loops[0], *_TRAINING)):
+        return False
+    return any(
+        isinstance(node, ast.Return)
+        and node.lineno > collection.end
+        and any(
+            isinstance(one, ast.Name) and one.id == collection.name
+            for one in (node.value, *getattr(node.value, "elts", ()))
+        )
+        for node in ast.walk(collection.function)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Collection:
+    """A variable with a list that loops of its own function fill."""
+
+    name: str
+    function: Function
+    filled_by: tuple[ast.stmt, ...]
+    """The loops, outermost first; it is made anew around them."""
+    within: ast.stmt
+    """The loop around those in which it is made anew, or the function."""
+
+    @property
+    def end(self) -> int:
+        """The last line of the loops."""
+        return self.filled_by[0].end_lineno or 0
+
+
+def _collection(place: Place) -> _Collection | None:
+    """The list that a statement fills; None where it is no variable that its function makes."""
     filling, function = growing(place), place.function
     if filling is None or function is None or not filling.container.isidentifier():
-        return False
+        return None
     name = filling.container
     creations = [
         statement
@@ -36,17 +91,9 @@ def is_joined_afterwards(place: Place) -> bool:
     loops = [node for node in inside if isinstance(node, LOOPS)]
     filled_by = [loop for loop in loops if not any(one in ast.walk(loop) for one in creations)]
     if not creations or not filled_by:
-        return False
-    end = filled_by[0].end_lineno or 0
+        return None
     within = next((loop for loop in reversed(loops) if loop not in filled_by), function)
-    return any(
-        call.lineno > end
-        and call.args
-        and isinstance(call.args[0], ast.Name)
-        and call.args[0].id == name
-        and not _is_unasked(call, function, place.program)
-        for call in calls_in(within, *_JOINS)
-    )
+    return _Collection(name, function, tuple(filled_by), within)
 
 
 def are_results_joined(program: Program, method: str) -> bool:

@@ -10,7 +10,10 @@ from memprof.source_code.program import Place, called_name, calls_in, root_name
 
 __all__ = ["calling_lines", "searching_lines"]
 
-_PRODUCTS = ("bmm", "cdist", "cosine_similarity", "einsum", "matmul", "mm")
+_PRODUCTS = (
+    *("bmm", "cdist", "cosine_similarity", "dot", "einsum", "inner", "matmul", "mm", "mv"),
+    *("tensordot", "vdot", "vecdot"),
+)
 _CHOOSING = ("choice", "choices", "islice", "nlargest", "nsmallest", "sample")
 """Functions that give some of a container's items."""
 
@@ -101,7 +104,7 @@ def _ends_early(loop: ast.For | ast.AsyncFor) -> bool:
 
 
 def _products_with(node: ast.AST, names: set[str]) -> Iterator[ast.AST]:
-    """Products of matrices that have one of some variables as a factor."""
+    """Products of matrices or vectors that have one of some variables as a factor."""
     products: list[ast.BinOp | ast.Call] = [
         one
         for one in ast.walk(node)

@@ -69,6 +69,38 @@ def test_of_what_is_sorted_the_first_are_found_by_topk(tmp_path):
     assert finding.site.code == "return scores.argsort(dim=1, descending=True)"
 
 
+def evaluated(outside):
+    """Scores of all pairs for those that a metric in NumPy is told of, or for all in NumPy."""
+    vectors = torch.randn(ITEMS, WIDTH)
+
+    def score():
+        return torch.sigmoid(vectors @ vectors.t())
+
+    def evaluate(pairs, labels):
+        scores = score()
+        picked = scores[pairs[0], pairs[1]]
+        labels.numpy().mean()
+        return picked.numpy().mean()
+
+    def evaluate_all(pairs, labels):
+        scores = score()
+        picked = scores[pairs[0], pairs[1]]
+        shown = scores.detach()
+        return shown.numpy().mean() + picked.mean()
+
+    def step(number):
+        pairs = torch.randint(ITEMS, (2, PAIRS))
+        (evaluate_all if outside else evaluate)(pairs, torch.ones(PAIRS))
+
+    return step
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_what_is_picked_may_go_to_numpy_and_the_whole_may_not(outside, tmp_path):
+    found = findings_of(lambda: evaluated(outside), tmp_path / "run.json")
+    assert bool([one for one in own(found) if not one.is_tentative]) is not outside
+
+
 def own(found):
     return [one for one in found if one.rule == "few-values-read"]
 

@@ -215,6 +215,39 @@ def test_parts_of_a_result_that_are_joined_afterwards_are_no_headline(tmp_path):
     assert [one.rule for one in found if not one.minor] == []
 
 
+def returned_results(learns):
+    """A function that collects what it returns, after training or while it goes on."""
+    layer = torch.nn.Linear(WIDTH, WIDTH)
+
+    def collect():
+        answers = []
+        for _ in range(40):
+            with torch.no_grad():
+                answers.append((layer(torch.ones(WIDTH, WIDTH)), 0))
+            learns()
+            memprof.step()
+        return answers
+
+    def learn():
+        layer(torch.ones(WIDTH, WIDTH)).sum().backward()
+        layer.zero_grad()
+
+    learns = learn if learns else int
+
+    def step(number):
+        learn()
+        if number == 0:
+            collect()
+
+    return step
+
+
+@pytest.mark.parametrize(("learns", "rules"), [(False, []), (True, ["growing-container"])])
+def test_a_list_that_is_returned_is_no_headline_unless_something_learns(learns, rules, tmp_path):
+    found = findings_of(lambda: returned_results(learns), tmp_path / "run.json", steps=1)
+    assert [one.rule for one in found if not one.minor] == rules
+
+
 def saliency():
     """Of every picture of a data set, which is there from the start; the gradients come."""
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(WIDTH * WIDTH, 1))

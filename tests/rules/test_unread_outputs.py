@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from memprof.loading import load
 from memprof.rules.waste.unread_outputs import may_read_cache, states_read, unread_flag
 from memprof.source_code.program import source_of
 from memprof.views.examination import examine
 from tests.rules.layered_models import DEPTH, ROWS, WIDTH, decoder, library, stack_of_layers
-from tests.rules.recorded import findings_of, names, record
+from tests.rules.recorded import findings_of, names, peak_of, record
 
 
 def fires():
@@ -61,6 +62,68 @@ def test_the_call_is_to_ask_for_none(tmp_path):
     assert remedy.fix == "drop_outputs"
     assert remedy.code == ("output = model(torch.randn(ROWS, WIDTH), output_hidden_states=True)")
     assert remedy.saves_bytes > (DEPTH // 2) * ROWS * WIDTH * 4
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.k, self.v = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        k, v = self.k(x), self.v(x)
+        return x + torch.softmax(x @ k.t(), 1) @ v, (k, v)
+
+
+class Embedder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(DEPTH))
+
+    def forward(self, x, use_cache=True):
+        present = []
+        for layer in self.layers:
+            x, cached = layer(x)
+            if use_cache:
+                present.append(cached)
+        return x, present
+
+
+def embedding():
+    model = Embedder()
+
+    @torch.no_grad()
+    def step(number):
+        states, _ = model(torch.randn(ROWS, WIDTH))
+        return states.sum().item()
+
+    return step
+
+
+def embedding_alone():
+    model = Embedder()
+
+    @torch.no_grad()
+    def step(number):
+        states, _ = model(torch.randn(ROWS, WIDTH), use_cache=False)
+        return states.sum().item()
+
+    return step
+
+
+def test_what_a_model_of_the_program_collects_besides_is_not_to_be_asked_for(tmp_path):
+    found, *_ = findings_of(embedding, tmp_path / "run.json")
+    assert found.rule == "unread-outputs"
+    assert found.title.endswith("are collected in `present`, a result that nothing reads")
+    assert found.bytes >= (2 * DEPTH - 2) * ROWS * WIDTH * 4
+    (first,) = found.remedies
+    assert first.fix == "drop_outputs"
+    assert first.code == "states, _ = model(torch.randn(ROWS, WIDTH))"
+    assert "say `use_cache=False` in this call" in first.why
+    before = first.peak_before
+    found = findings_of(embedding_alone, tmp_path / "other.json")
+    assert "unread-outputs" not in {one.rule for one in found}
+    saved = before - peak_of(tmp_path / "other.json")
+    assert first.saves_bytes == pytest.approx(saved, rel=0.1)
 
 
 def call_of_model(tmp_path, code):

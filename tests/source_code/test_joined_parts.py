@@ -1,4 +1,4 @@
-"""Tests of whether what a loop collects is joined after it."""
+"""Tests of whether what a loop collects is joined or returned after it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ from textwrap import dedent
 
 import pytest
 
-from memprof.source_code.joined_parts import is_joined_afterwards
+from memprof.source_code.joined_parts import is_joined_afterwards, is_returned_afterwards
 from memprof.source_code.program import program_of
 
 
-def is_joined(tmp_path, text):
-    """The answer for the statement of a program that appends."""
+def filling(tmp_path, text):
+    """The statement of a program that appends."""
     file = tmp_path / "program.py"
     file.write_text(dedent(text))
     program = program_of(str(file))
     line = next(i for i, code in enumerate(file.read_text().splitlines(), 1) if ".append(" in code)
-    return is_joined_afterwards(program.at(line))
+    return program.at(line)
+
+
+def is_joined(tmp_path, text):
+    return is_joined_afterwards(filling(tmp_path, text))
 
 
 @pytest.mark.parametrize(
@@ -113,3 +117,78 @@ CONDITIONAL = "return torch.stack(frames) if every_frame else x"
 def test_what_is_joined_only_if_asked_for_must_be_asked_for(tmp_path, default, end, call, joined):
     text = SAMPLER.format(default=default, end=end, call=call)
     assert is_joined(tmp_path, text) is joined
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        """
+        def collect(model, data):
+            collected = []
+            for x, y in data:
+                collected.append((model(x), y))
+            return collected
+        """,
+        """
+        def collect(model, data):
+            parts, labels = [], []
+            for x, y in data:
+                if y is not None:
+                    parts.append(model(x))
+                    labels.append(y)
+            return parts, labels
+        """,
+    ],
+)
+def test_a_list_is_returned_after_the_loop_that_fills_it(tmp_path, text):
+    assert is_returned_afterwards(filling(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # training keeps what it made in each step
+        """
+        def train(model, data):
+            outputs = []
+            for x in data:
+                loss = model(x)
+                loss.backward()
+                outputs.append(loss)
+            return outputs
+        """,
+        # nobody knows how long this goes on
+        """
+        def serve(model, queue):
+            answers = []
+            while queue.is_open():
+                answers.append(model(queue.get()))
+            return answers
+        """,
+        # it is the caller's, and may be filled again
+        """
+        def extend(model, data, answers):
+            for x in data:
+                answers.append(model(x))
+            return answers
+        """,
+        """
+        def longest(model, data):
+            answers = []
+            for x in data:
+                answers.append(model(x))
+            return len(answers)
+        """,
+        # made anew in each epoch, and only the last is returned
+        """
+        def each_epoch(model, data):
+            for epoch in range(9):
+                answers = []
+                for x in data:
+                    answers.append(model(x))
+            return answers
+        """,
+    ],
+)
+def test_other_lists_are_not_returned(tmp_path, text):
+    assert not is_returned_afterwards(filling(tmp_path, text))

@@ -14,7 +14,7 @@ from memprof.rules.graph_lines import calling_place, none_meanwhile, under_no_gr
 from memprof.rules.needless_graphs import without_graph
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.rules.saving import survivors
-from memprof.source_code.program import Place
+from memprof.source_code.program import Place, calls_in
 from memprof.source_code.torch_modes import without_gradients
 from memprof.views.peak_without import Saving, replayed
 
@@ -22,6 +22,11 @@ __all__ = ["RULE"]
 
 _LEAST_MODULES = 3
 """Of fewer it may be results that are kept."""
+_LEARNING = (
+    *("backward", "fit", "grad", "manual_backward", "vjp", "jvp"),
+    *("hessian", "hvp", "jacfwd", "jacobian", "jacrev", "vhp"),
+)
+"""Functions and methods that compute gradients."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,14 +61,20 @@ class NoBackward(GrowthRule[NeedlessGraph]):
         return NeedlessGraph(calling_place(case) or case.site)
 
     def advice(self, cause: NeedlessGraph, case: Case) -> Iterator[Advice]:
-        """Build none."""
+        """Build none: before all else where the program has no backward pass at all."""
         yield Advice(
             "no_grad",
             "Nothing here runs a backward pass, yet the graph is built and kept.",
             cause.place,
             patch=under_no_grad(case),
             peaks=_without_any_graph(case),
+            above_all=not (case.backward or _may_learn(case)),
         )
+
+
+def _may_learn(case: Case) -> bool:
+    """Whether a file of the program computes gradients, if not while it was recorded."""
+    return any(True for one in case.everywhere for _ in calls_in(one.tree, *_LEARNING))
 
 
 def _without_any_graph(case: Case) -> Saving | None:

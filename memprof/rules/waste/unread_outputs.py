@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeGuard
 
 import numpy as np
@@ -16,6 +17,7 @@ from memprof.source_code.frame_kind import FrameKind, frame_kind, is_of_library
 from memprof.source_code.idioms import arguments_named, keyword
 from memprof.source_code.program import Place, Program, assigned, calls_in, place_of
 from memprof.source_code.settings import may_be_true
+from memprof.source_code.unread_results import UnreadResult, unread_result
 from memprof.trace import Frame
 from memprof.units import format_bytes
 from memprof.views.window import Bools, Ints, Window
@@ -60,6 +62,8 @@ class _Call:
     asked_at: int = 0
     """… and its line that does."""
     last_is_read: bool = False
+    result: UnreadResult | None = None
+    """What a function of the program's own returns besides."""
 
 
 _Asks = Callable[[Window, int], "_Call | None"]
@@ -75,6 +79,7 @@ class UnreadOutputs(Match):
     line: int = 0
     last_is_read: bool = False
     """Of the results of all layers the last one, and no other."""
+    result: UnreadResult | None = None
 
 
 class UnreadOutputsOfModels(WasteRule[UnreadOutputs]):
@@ -98,9 +103,12 @@ class UnreadOutputsOfModels(WasteRule[UnreadOutputs]):
         yield from of_flag or _matches(window, unread, _asks_by_flag)
         yield from _matches(window, kept_to_end & of_cache, _asks_by_default)
         yield from _matches(window, _kept_of_tokens(window), _asks_for_tokens)
+        yield from _matches(window, _kept_by_own_modules(window), _asks_by_result)
 
     def title(self, match: UnreadOutputs) -> str:
         """Say what they are."""
+        if match.result is not None:
+            return f"are collected in `{match.result.name}`, a result that nothing reads"
         if match.flag == _CACHE_FLAG:
             return "are keys and values of all layers, for next tokens that nothing asks for"
         what = match.flag.removeprefix("output_").replace("_", " ")
@@ -113,6 +121,14 @@ class UnreadOutputsOfModels(WasteRule[UnreadOutputs]):
     def advice(self, match: UnreadOutputs, case: Case) -> Iterator[Advice]:
         """Ask for none."""
         place = case.place_at(match.filename, match.line)
+        if match.result is not None:
+            name, parameter = match.result.name, match.result.parameter
+            how = "collect it only for callers that ask for it."
+            if parameter:
+                how = f"`{parameter}` is True by default, so say `{parameter}=False` in this call."
+            why = f"`{name}` is returned beside what this call reads, and is there as long: {how}"
+            yield Advice("drop_outputs", why, place or case.site)
+            return
         if match.flag == _CACHE_FLAG:
             yield Advice(
                 "drop_outputs",
@@ -145,7 +161,10 @@ def _matches(window: Window, kept: Bools, asks: _Asks) -> Iterator[UnreadOutputs
     stacks = np.unique(window.lives.stack[kept]).tolist()
     own = [stack for stack in stacks if call.frame in window.trace.stack(stack)]
     every = np.flatnonzero(kept & np.isin(window.lives.stack, own))
-    ends = _ends_of_use(window, every, _KEYS_AND_VALUES if call.flag == _CACHE_FLAG else 1)
+    if call.result is not None:  # the loop's own variable has them for one layer more
+        ends = _ends_of_use(window, every, 2 * _KEYS_AND_VALUES)
+    else:
+        ends = _ends_of_use(window, every, _KEYS_AND_VALUES if call.flag == _CACHE_FLAG else 1)
     if call.last_is_read:
         is_unread = ~_are_last(window, every)
         every, ends = every[is_unread], ends[is_unread]
@@ -162,6 +181,7 @@ def _matches(window: Window, kept: Bools, asks: _Asks) -> Iterator[UnreadOutputs
         filename=asked_in.program.filename if asked_in is not None else call.frame.filename,
         line=call.asked_at if asked_in is not None else call.frame.line,
         last_is_read=call.last_is_read,
+        result=call.result,
     )
 
 
@@ -181,6 +201,18 @@ def _asks_by_flag(window: Window, row: int) -> _Call | None:
             which = states_read(place, window.programs, flag)
             return _Call(frame, flag, last_is_read=which == _LAST)
     return _asked_elsewhere(window, frames, _FLAGS)
+
+
+def _asks_by_result(window: Window, row: int) -> _Call | None:
+    """The line that calls a function of the program's and reads only other results of it."""
+    for frame, caller in pairwise(window.user_frames(window.stack(row))):
+        place, calling = place_of(frame), place_of(caller)
+        if place is None or calling is None:
+            continue
+        result = unread_result(place, calling)
+        if result is not None:
+            return _Call(caller, result.parameter, result=result)
+    return None
 
 
 def _asked_elsewhere(
@@ -396,6 +428,14 @@ def _kept_beyond_pass(window: Window, *, to_its_end: bool = False) -> Bools:
     others = [stack for stack in stacks if not is_of_library(window.trace.stack(stack))]
     kept &= ~np.isin(window.lives.stack, others)
     return kept
+
+
+def _kept_by_own_modules(window: Window) -> Bools:
+    """What modules of the program leave behind a pass, see `kept_beyond_pass`."""
+    kept = kept_beyond_pass(window, to_its_end=True)
+    stacks = np.unique(window.lives.stack[kept]).tolist()
+    own = [stack for stack in stacks if not is_of_library(window.trace.stack(stack))]
+    return kept & np.isin(window.lives.stack, own)
 
 
 def _kept_of_tokens(window: Window) -> Bools:

@@ -1,0 +1,122 @@
+"""What a function collects and returns beside its result, and a call of it does not read."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from memprof.source_code.idioms import growing
+from memprof.source_code.program import Place, bound_names
+
+__all__ = ["UnreadResult", "unread_result"]
+
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadResult:
+    """A list or a dict that a loop fills, and that is one of several results."""
+
+    name: str
+    """The variable of the function that returns it."""
+    parameter: str = ""
+    """The parameter that is on by default, without which it would not be filled; empty for none."""
+
+
+def unread_result(place: Place, caller: Place) -> UnreadResult | None:
+    """What a loop of a function collects for who calls it, where a call reads only other results.
+
+    ``hidden, _ = model(tokens)``, or ``model(tokens)[0]``, of ``return x, present``: of several
+    results the call must leave unread just one, and the others be read.
+
+    Args:
+        place: a statement of the function; the loop around it fills what is meant.
+        caller: the statement that calls the function.
+    """
+    function, loop = place.function, place.loop
+    if function is None or loop is None:
+        return None
+    returns = [one for one in ast.walk(function) if isinstance(one, ast.Return)]
+    results = returns[0].value if len(returns) == 1 else None
+    if not isinstance(results, ast.Tuple):
+        return None
+    call, unread = _unread(caller, len(results.elts))
+    for at in unread if call is not None else ():
+        result = results.elts[at]
+        if not isinstance(result, ast.Name):
+            continue
+        for filling in _fillings(place, loop, result.id):
+            return UnreadResult(result.id, _parameter(filling, function, call))
+    return None
+
+
+def _unread(caller: Place, number: int) -> tuple[ast.Call | None, list[int]]:
+    """The call, and which of its results nothing reads; a single one of them may be."""
+    statement = caller.statement
+    taken = [
+        node
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.slice, ast.Constant)
+        and type(node.slice.value) is int
+    ]
+    if len(taken) == 1 and isinstance(taken[0].slice, ast.Constant):
+        read = int(taken[0].slice.value) % number  # type: ignore[arg-type]
+        call = taken[0].value
+        return call if isinstance(call, ast.Call) else None, [n for n in range(number) if n != read]
+    if not (isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call)):
+        return None, []
+    (target, *others) = statement.targets
+    if others or not isinstance(target, ast.Tuple) or len(target.elts) != number:
+        return None, []
+    names = [one.id if isinstance(one, ast.Name) else "" for one in target.elts]
+    unread = [at for at, name in enumerate(names) if name and not _is_read(name, caller)]
+    return statement.value, unread if len(unread) < number else []
+
+
+def _is_read(name: str, caller: Place) -> bool:
+    return any(
+        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+        for node in ast.walk(caller.scope)
+    )
+
+
+def _fillings(place: Place, loop: ast.AST, name: str) -> Iterator[Place]:
+    """The statements of a loop that put something into a variable of its function."""
+    for node in ast.walk(loop):
+        at = place.program.place(node) if isinstance(node, ast.stmt) else None
+        filling = growing(at) if at is not None and at.statement is node else None
+        if at is not None and filling is not None and filling.container == name:
+            yield at
+
+
+def _parameter(filling: Place, function: Function, call: ast.Call | None) -> str:
+    """The parameter that a statement hangs on, where it is True by default and not handed over."""
+    tests = [one.test for one in filling.around if isinstance(one, ast.If)]
+    bound = {ast.unparse(one) for node in ast.walk(function) for one in bound_names(node)}
+    for name in [one.id for one in tests if isinstance(one, ast.Name) and one.id not in bound]:
+        if _is_on(name, function) and call is not None and not _is_given(name, function, call):
+            return name
+    return ""
+
+
+def _is_on(name: str, function: Function) -> bool:
+    """Whether a parameter's default is True."""
+    arguments = function.args
+    by_place = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
+    defaults: dict[str, ast.expr | None] = dict(
+        zip(by_place[::-1], arguments.defaults[::-1], strict=False)
+    )
+    of_keywords = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    defaults |= {one.arg: default for one, default in of_keywords}
+    default = defaults.get(name)
+    return isinstance(default, ast.Constant) and default.value is True
+
+
+def _is_given(name: str, function: Function, call: ast.Call) -> bool:
+    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    at = names.index(name) - (names[:1] == ["self"]) if name in names else len(call.args)
+    return len(call.args) > at or any(one.arg in (name, None) for one in call.keywords)
