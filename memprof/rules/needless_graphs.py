@@ -25,8 +25,10 @@ __all__ = [
     "OwnGraph",
     "given_no_graph",
     "graph_for_nothing",
+    "in_words",
     "line_of_its_own",
     "needless_training",
+    "untrained_around",
     "without_graph",
 ]
 
@@ -88,12 +90,12 @@ def needless_training(window: Window, modules: set[int]) -> NeedlessTraining | N
         rows=np.concatenate([np.flatnonzero(own & learns), graph]),
         nbytes=window.bytes_of(at_peak),
         saving=window.replayed(without_graph(window, np.flatnonzero(own), graph)),
-        modules=_in_words(names, [paths[module] for module in trained]),
+        modules=in_words(names, [paths[module] for module in trained]),
         graph=int(window.lives.size[graph[window.at_peak[graph]]].sum()),
     )
 
 
-def _in_words(names: Sequence[str], trained: Sequence[str]) -> str:
+def in_words(names: Sequence[str], trained: Sequence[str]) -> str:
     """Modules by the outermost one that has all of them and none of the ``trained``.
 
     Else by several such; no more than three are named.
@@ -247,7 +249,7 @@ def graph_for_nothing(window: Window, modules: set[int], training_modules: set[i
         rows, begins = _with_begins(window, rows, first)
         if len(rows) and _come_before(window, rows, begins):
             return OwnGraph(rows, line_of_its_own(window, rows, training_modules))
-    near = modules if is_partly_trained else inside
+    near = untrained_around(paths, modules, training_modules) if is_partly_trained else inside
     rows = np.flatnonzero(graph & np.isin(window.module, list(near)))
     rows, begins = _with_begins(window, rows, first)
     if len(rows) and _come_before(window, rows, begins):
@@ -259,6 +261,18 @@ def graph_for_nothing(window: Window, modules: set[int], training_modules: set[i
     if called_at is not None:
         return OwnGraph(rows, called_at)
     return _pass_of_data(window, rows, training_modules)
+
+
+def untrained_around(
+    paths: Sequence[str], modules: set[int], training_modules: set[int]
+) -> set[int]:
+    """All modules within the outermost ones around some in which nothing is trained.
+
+    Parts without parameters are between the others, and save as much.
+    """
+    trained = [paths[one] for one in training_modules if one]
+    around = {_outermost(paths[one], trained) for one in modules}
+    return {at for at, path in enumerate(paths) if any(_is_within(path, one) for one in around)}
 
 
 def _with_begins(window: Window, rows: Ints, first: Mapping[int, int]) -> tuple[Ints, Ints]:

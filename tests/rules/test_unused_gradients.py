@@ -69,6 +69,54 @@ def test_they_are_the_gradients_of_the_teacher_and_its_output_is_cut_off(tmp_pat
     assert "+        wanted = teacher(x).detach()" in unused.remedies[0].patch
 
 
+class ImageEncoder(nn.Module):
+    """Parts without parameters save as much as the others."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.act, self.last = nn.Linear(192, 192), nn.GELU(), nn.Linear(192, 192)
+
+    def forward(self, x):
+        return self.last(self.act(self.first(x)))
+
+
+class Quantizer(nn.Linear):
+    pass
+
+
+class Autoencoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.quantizer = ImageEncoder(), Quantizer(192, 192)
+
+    def encode(self, x):
+        return self.quantizer(self.encoder(x))
+
+
+def encoded():
+    """A method is called that is no forward: its parts are what is known of the model."""
+    coder, net = Autoencoder(), Net()
+    optimizer = torch.optim.Adam(net.parameters(), 1e-4)
+
+    def step(number):
+        codes = coder.encode(torch.randn(2048, 192))
+        net(codes).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def test_parts_without_parameters_are_of_the_graph_that_nobody_needs(tmp_path):
+    found = findings_of(encoded, tmp_path / "run.json")
+    (unused,) = [one for one in found if one.rule == "unused-gradients"]
+    assert unused.match.modules == "`ImageEncoder` and `Quantizer`"
+    # what GELU, and the two layers after it, keep of what they are given
+    assert unused.match.graph == 3 * 2048 * 192 * 4
+    assert unused.site.code == "return self.last(self.act(self.first(x)))"
+    assert unused.remedies[0].code == "codes = coder.encode(torch.randn(2048, 192))"
+
+
 class Probe(nn.Module):
     def __init__(self):
         super().__init__()

@@ -10,7 +10,13 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.lifespan import FEWEST_STEPS
-from memprof.rules.needless_graphs import OwnGraph, graph_for_nothing, without_graph
+from memprof.rules.needless_graphs import (
+    OwnGraph,
+    graph_for_nothing,
+    in_words,
+    untrained_around,
+    without_graph,
+)
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.asked_gradients import data_asked_for_gradients
 from memprof.source_code.gradients_by_hand import reads_gradients, sets_gradient_none
@@ -106,7 +112,7 @@ class UnusedGradients(WasteRule[UnreadGradients]):
         if not at_peak.any() and asked is None and names == [NO_MODULE]:
             return  # what a backward pass made on its way, and the next one goes through
         yield UnreadGradients(
-            row=_forward_site(window, modules, window.largest(mask)),
+            row=_forward_site(window, modules, training_modules, window.largest(mask)),
             rows=np.concatenate([np.flatnonzero(mask), graph]),
             nbytes=window.bytes_of(at_peak),
             saving=window.replayed(without_graph(window, np.flatnonzero(mask | backward), graph)),
@@ -343,24 +349,28 @@ def _roots(paths: list[str]) -> set[str]:
     return {path.split(".")[0] for path in paths}
 
 
-def _forward_site(window: Window, modules: set[int], otherwise: int) -> int:
+def _forward_site(
+    window: Window, modules: set[int], training_modules: set[int], otherwise: int
+) -> int:
     """The row of the largest activation of those modules and their neighbours: of their graph."""
     names = window.owners.module.names
     around = common_module([names[m] for m in modules])
-    near = [at for at, name in enumerate(names) if f"{name}.".startswith(f"{around}.")]
-    mask = (window.category == Category.ACTIVATION) & np.isin(window.module, near)
-    return window.main_site(mask) if around and mask.any() else otherwise
+    near = {at for at, name in enumerate(names) if f"{name}.".startswith(f"{around}.")}
+    if not around:
+        near = untrained_around(names, modules, training_modules)
+    mask = (window.category == Category.ACTIVATION) & np.isin(window.module, list(near))
+    return window.main_site(mask) if mask.any() else otherwise
 
 
 def _in_words(names: list[str], trained: Sequence[str] = ()) -> str:
-    """``Net.encoder`` for all that lie below it; the first name where they share nothing.
+    """``Net.encoder`` for all that lie below it; the outermost ones where they share nothing.
 
     Of one module around what is trained it is its own parameters, and not those of its parts.
     """
     path = common_module(names)
     if names == [path] and any(one.startswith(f"{path}.") for one in trained):
         return f"the parameters that `{path}` has of its own"
-    return f"`{path}`" if path else f"`{names[0]}` and {len(names) - 1} other modules"
+    return f"`{path}`" if path else in_words(names, trained)
 
 
 def _cut_from_training(case: Case, place: Place) -> str:
