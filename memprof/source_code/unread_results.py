@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from memprof.source_code.idioms import growing
 from memprof.source_code.program import Place, bound_names
+from memprof.source_code.scopes import reads_of
 
 __all__ = ["UnreadResult", "unread_result"]
 
@@ -28,8 +29,8 @@ class UnreadResult:
 def unread_result(place: Place, caller: Place) -> UnreadResult | None:
     """What a loop of a function collects for who calls it, where a call reads only other results.
 
-    ``hidden, _ = model(tokens)``, or ``model(tokens)[0]``, of ``return x, present``: of several
-    results the call must leave unread just one, and the others be read.
+    ``hidden, _ = model(tokens)``, ``model(tokens)[0]``, or ``output[0]`` of a variable that is read
+    in no other way; of ``return x, present``.
 
     Args:
         place: a statement of the function; the loop around it fills what is meant.
@@ -53,7 +54,7 @@ def unread_result(place: Place, caller: Place) -> UnreadResult | None:
 
 
 def _unread(caller: Place, number: int) -> tuple[ast.Call | None, list[int]]:
-    """The call, and which of its results nothing reads; a single one of them may be."""
+    """The call, and which of its results nothing reads; none where that is all of them."""
     statement = caller.statement
     taken = [
         node
@@ -70,11 +71,29 @@ def _unread(caller: Place, number: int) -> tuple[ast.Call | None, list[int]]:
     if not (isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call)):
         return None, []
     (target, *others) = statement.targets
-    if others or not isinstance(target, ast.Tuple) or len(target.elts) != number:
+    if others:
+        return None, []
+    if isinstance(target, ast.Name):
+        read_at = _places_read(target.id, caller, number)
+        return statement.value, [at for at in range(number) if at not in read_at] if read_at else []
+    if not isinstance(target, ast.Tuple) or len(target.elts) != number:
         return None, []
     names = [one.id if isinstance(one, ast.Name) else "" for one in target.elts]
     unread = [at for at, name in enumerate(names) if name and not _is_read(name, caller)]
     return statement.value, unread if len(unread) < number else []
+
+
+def _places_read(name: str, caller: Place, number: int) -> set[int]:
+    """The places at which a variable's tuple is read; none where it is read in other ways too."""
+    reads = list(reads_of(caller.scope, name))
+    places: set[int] = set()
+    for _, around in reads:
+        parent = around[-1] if around else None
+        index = parent.slice if isinstance(parent, ast.Subscript) else None
+        if not isinstance(index, ast.Constant) or type(index.value) is not int:
+            return set()
+        places.add(index.value % number)
+    return places
 
 
 def _is_read(name: str, caller: Place) -> bool:
