@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -10,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.source_code.frame_kind import FrameKind, frame_kind
-from memprof.source_code.program import FUNCTIONS, LOOPS, place_of
-from memprof.trace import EMPTY, Frame, Phase
+from memprof.source_code.joined_parts import outermost_loop
+from memprof.trace import EMPTY, Phase
 from memprof.views.survivors import Survival
 
 __all__ = ["loop_is_over", "training_is_over"]
@@ -37,10 +36,10 @@ def loop_is_over(survival: Survival, stack: int, place: int) -> bool:
         lines = later.get((frame.filename, frame.name))
         if not lines:
             return False
-        loop = _outermost_loop(frame)
+        loop = outermost_loop(frame)
         first, last = (loop.lineno, loop.end_lineno or 0) if loop else (frame.line, frame.line)
         if not any(first <= line <= last for line in lines):
-            return any(_outermost_loop(inner) is not None for inner in frames[: at + 1])
+            return any(outermost_loop(inner) is not None for inner in frames[: at + 1])
     return False
 
 
@@ -72,14 +71,3 @@ def _lines(survival: Survival, stacks: list[int]) -> _Lines:
     for frame in frames:
         lines.setdefault((frame.filename, frame.name), set()).add(frame.line)
     return lines
-
-
-def _outermost_loop(frame: Frame) -> ast.stmt | None:
-    """The outermost loop around a line of the program, in its own function."""
-    place = place_of(frame)
-    outermost = None
-    for node in reversed((*place.around, place.statement) if place is not None else ()):
-        if isinstance(node, FUNCTIONS):
-            break
-        outermost = node if isinstance(node, LOOPS) else outermost
-    return outermost

@@ -16,9 +16,16 @@ from memprof.rules.rule import WasteRule
 from memprof.source_code.joined_parts import (
     are_results_joined,
     is_joined_afterwards,
+    is_read_afterwards,
     is_returned_afterwards,
 )
-from memprof.source_code.program import arguments, called_name, own_calls, program_of
+from memprof.source_code.program import (
+    arguments,
+    called_name,
+    own_calls,
+    program_of,
+    with_imported,
+)
 from memprof.source_code.uses_of_items import searching_lines
 from memprof.trace import Phase
 from memprof.views.examination import DeviceExamination, Examination
@@ -76,6 +83,7 @@ _RETURNED, _RETURNING = "returned-predictions", "predict"
 """The rule about a framework's loop that returns all results, and the method that has it run."""
 _MODELS = "collected-models"
 _OF_A_LIST = frozenset((LinkKind.LOCAL, LinkKind.ITEM))
+_OF_AN_OBJECT = _OF_A_LIST | {LinkKind.ATTRIBUTE, LinkKind.GLOBAL}
 
 
 def is_minor(finding: RuleFinding, examination: Examination) -> bool:
@@ -184,25 +192,28 @@ def growth_of(finding: RuleFinding, examination: Examination, fewest: int = _STE
 def _is_result_of_loop(finding: RuleFinding, examination: Examination) -> bool:
     """Whether a function collects the parts of a result, and joins or returns them after its loop.
 
-    Such a list is as long as what is gone through, and needed. Parts that keep a graph are not, nor
-    may be what is returned of a loop in which a backward pass ran.
+    Or an object does, whose list is read only after it. Such a list is as long as what is gone
+    through, and needed. Parts that keep a graph are not, nor may be what a loop in which a backward
+    pass ran leaves, unless they are joined.
     """
     first = finding.remedies[0] if finding.remedies else None
     links = [link for holder in finding.holders for link in holder.links]
     if first is None or first.fix != "clear_container" or finding.growth.kept_itself < _ALMOST_ALL:
         return False
-    if not links or any(link.kind not in _OF_A_LIST for link in links):
-        return False
     program = program_of(first.filename)
     place = program.at(first.line) if program is not None else None
-    if place is None:
+    if place is None or not links or any(link.kind not in _OF_AN_OBJECT for link in links):
         return False
-    if is_joined_afterwards(place):
-        return True
     device = next((one for one in examination.devices if one.name == finding.device), None)
-    allocs, number = finding.evidence.allocs, finding.evidence.window
+    number = finding.evidence.window
     window = device.windows[number] if device is not None and number >= 0 else None
-    return is_returned_afterwards(place) and none_meanwhile(window, allocs)
+    learns = not none_meanwhile(window, finding.evidence.allocs)
+    if any(link.kind not in _OF_A_LIST for link in links):
+        if learns or window is None:
+            return False
+        frames, programs = window.user_frames(finding.stack), with_imported(window.programs)
+        return is_read_afterwards(place, frames, programs)
+    return is_joined_afterwards(place) or (is_returned_afterwards(place) and not learns)
 
 
 def _is_returned_whole(finding: RuleFinding) -> bool:

@@ -93,6 +93,10 @@ def _large_tensor(
     alike = (
         ~window.has_owner & (window.lives.requested == size) & (window.category != Category.INPUT)
     )
+    is_brief = window.freed_in - window.made_in <= SURVIVOR_AGE
+    # What is there from before the first of them on has only its size in common with them.
+    first = int(window.lives.alloc[alike & is_brief].min())
+    alike &= is_brief | (window.lives.alloc > first)
     there = np.flatnonzero(alike & window.at_peak)
     nbytes = int(window.lives.size[there].sum())
     if window.share(nbytes) < least_share or window.share(int(size)) < least_one:

@@ -26,6 +26,8 @@ _LITTLE = 0.1
 _SOON = 100
 """Steps in which it must come to that, where the run has fewer: it may be a short trial."""
 _MUCH = 0.5
+_OWN = 1.5
+"""Times its own bytes, that growth takes off the peak by itself at most, with copies of it."""
 _OF_ONE_THING = ("del_ref",)
 """Fixes that let go of what one variable has, though a line may bind several."""
 _BEFORE_WASTE = (Kind.LEAK, Kind.NON_TORCH, Kind.HOST_GROWTH, Kind.FRAGMENTATION)
@@ -100,10 +102,10 @@ def _saved_by_one_change(findings: Sequence[RuleFinding]) -> list[RuleFinding]:
 
     As where a line adds to the list of whichever object it is called for.
     """
-    savings: dict[Hashable, list[Remedy]] = {}
+    savings: dict[Hashable, list[tuple[Remedy, int]]] = {}
     for finding in findings:
         for remedy in finding.remedies:
-            savings.setdefault(_change(finding, remedy), []).append(remedy)
+            savings.setdefault(_change(finding, remedy), []).append((remedy, finding.bytes))
     return [
         replace(
             finding,
@@ -123,15 +125,20 @@ def _change(finding: RuleFinding, remedy: Remedy) -> Hashable:
     return finding.device, finding.rule, remedy.rule, remedy.fix, remedy.filename, remedy.line
 
 
-def _together(remedy: Remedy, others: Sequence[Remedy]) -> Remedy:
-    """The remedy with what it saves of all findings that it is a remedy of."""
-    if len(others) < 2 or any(one.peak_before < 0 for one in others):
+def _together(remedy: Remedy, others: Sequence[tuple[Remedy, int]]) -> Remedy:
+    """The remedy with what it saves of all findings that it is a remedy of, given their bytes.
+
+    A replay of one may be without what the others have: it takes more off the peak than its own.
+    """
+    if len(others) < 2 or any(one.peak_before < 0 for one, _ in others):
         return remedy
-    saved = sum(one.peak_before - one.peak_after for one in others)
+    saved = [(one.peak_before - one.peak_after, nbytes) for one, nbytes in others]
+    has_others = any(off > _OWN * nbytes for off, nbytes in saved)
+    each = [off for off, _ in saved]
     return replace(
         remedy,
-        saves_bytes=sum(one.saves_bytes for one in others),
-        peak_after=max(0, remedy.peak_before - saved),
+        saves_bytes=sum(one.saves_bytes for one, _ in others),
+        peak_after=max(0, remedy.peak_before - (max(each) if has_others else sum(each))),
     )
 
 

@@ -1,19 +1,42 @@
-"""Whether what a loop collects in a list is joined or returned after the loop."""
+"""Whether what a loop collects in a list is joined, returned or read after the loop."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from memprof.source_code.idioms import growing
-from memprof.source_code.program import LOOPS, Place, Program, bound_names, calls_in
+from memprof.source_code.program import (
+    FUNCTIONS,
+    LOOPS,
+    Place,
+    Program,
+    bound_names,
+    calls_in,
+    place_of,
+)
+from memprof.source_code.reduced_containers import reads_of_items
 from memprof.source_code.reductions import reduction_of
+from memprof.trace import Frame
 
-__all__ = ["are_results_joined", "is_joined_afterwards", "is_returned_afterwards"]
+__all__ = [
+    "are_results_joined",
+    "is_joined_afterwards",
+    "is_read_afterwards",
+    "is_returned_afterwards",
+    "outermost_loop",
+]
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+_Function: TypeAlias = tuple[str, str]
+"""Its file and name."""
+_MODULE = "<module>"
+_NEVER = 1 << 30
+"""A line that none comes after: of a function that runs in each round of a loop."""
+_DEEPEST = 3
+"""Calls that are followed outwards."""
 _TRAINING = ("backward", "grad")
 _JOINS = ("cat", "concat", "concatenate", "hstack", "stack", "vstack")
 
@@ -56,6 +79,67 @@ def is_returned_afterwards(place: Place) -> bool:
         )
         for node in ast.walk(collection.function)
     )
+
+
+def is_read_afterwards(place: Place, frames: Sequence[Frame], programs: Sequence[Program]) -> bool:
+    """Whether an object's list that a statement fills is read only once the loop is over.
+
+    ``for …: pool.add(x)``, and behind it ``pool.best(16)``, which reads ``self.clips``. Of the
+    loops by which the statement ran the outermost is meant. Not where nothing reads it.
+
+    Args:
+        place: the statement.
+        frames: the program's own frames by which it ran, innermost first.
+        programs: files in which the list may be read.
+    """
+    filling = growing(place)
+    if filling is None or filling.keyed or not filling.container.startswith("self."):
+        return False
+    loops = [outermost_loop(frame) for frame in frames]
+    looping = [at for at, loop in enumerate(loops) if loop is not None]
+    if not looping:
+        return False
+    ends: dict[_Function, int] = {}
+    for at, (frame, loop) in enumerate(zip(frames, loops, strict=True)):
+        key = frame.filename, frame.name.rpartition(".")[2]
+        end = loop.end_lineno if loop is not None else frame.line
+        ends[key] = end or frame.line if at >= looping[-1] else _NEVER
+    reads = list(reads_of_items(place, filling.container, programs))
+    return bool(reads) and all(
+        _comes_after(program.at(read.lineno), ends, programs, _DEEPEST) for read, program in reads
+    )
+
+
+def _comes_after(
+    place: Place | None, ends: Mapping[_Function, int], programs: Sequence[Program], depth: int
+) -> bool:
+    """Whether a statement, or all calls of its function, come after the ends of some functions."""
+    if place is None:
+        return False
+    function = place.function
+    name = function.name if function is not None else _MODULE
+    end = ends.get((place.program.filename, name))
+    if end is not None:
+        return place.line > end
+    if function is None or not depth:
+        return False
+    calls = [
+        program.place(call)
+        for program in programs
+        for call in calls_in(program.tree, function.name)
+    ]
+    return bool(calls) and all(_comes_after(at, ends, programs, depth - 1) for at in calls)
+
+
+def outermost_loop(frame: Frame) -> ast.stmt | None:
+    """The outermost loop around a line of the program, in its own function."""
+    place = place_of(frame)
+    outermost = None
+    for node in reversed((*place.around, place.statement) if place is not None else ()):
+        if isinstance(node, FUNCTIONS):
+            break
+        outermost = node if isinstance(node, LOOPS) else outermost
+    return outermost
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from memprof.source_code.reductions import (
 from memprof.source_code.scopes import COMPREHENSIONS, nodes_around, reads_of
 from memprof.source_code.verbs import FILLING, JOINING
 
-__all__ = ["reduction_of_all"]
+__all__ = ["reads_of_items", "reduction_of_all"]
 
 _HANDING = frozenset(("items", "values"))
 _OF_LENGTH = frozenset(("bool", "len"))
@@ -45,6 +45,15 @@ def reduction_of_all(place: Place, name: str, programs: Sequence[Program]) -> Re
             return None
         reductions.append(reduction)
     return reductions[0] if len(reductions) == 1 else None
+
+
+def reads_of_items(
+    place: Place, name: str, programs: Sequence[Program]
+) -> Iterator[tuple[ast.expr, Program]]:
+    """Reads of a container that a statement fills, and their files; not of its length alone."""
+    for read, around, program in _reads(place, name, programs):
+        if not (_fills(read, around) or _is_measured(around)):
+            yield read, program
 
 
 def _joined_under(name: str, place: Place, read: ast.expr) -> ast.stmt | None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.rules.recorded import findings_of
+from tests.rules.recorded import findings_of, peak_of
 
 WIDTH = 64
 
@@ -458,3 +458,36 @@ def test_an_object_that_a_loop_makes_may_register_by_a_part_of_its_own(tmp_path)
     assert found.rule == "hook"
     assert found.remedies[0].fix == "remove_hook"
     assert "call its `release()`" in found.remedies[0].why
+
+
+class Tap:
+    """Keeps what a layer returns, by a hook that nobody removes."""
+
+    def __init__(self, layer):
+        self.seen = {}
+        self.handle = layer.register_forward_hook(self.keep)
+
+    def keep(self, _module, _args, output):
+        self.seen["last"] = torch.nn.functional.normalize(output.detach(), dim=1)
+
+
+def tapped(removing):
+    teacher, student = (nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(2))
+
+    @torch.no_grad()
+    def step(number):
+        taps = [Tap(teacher[0]), Tap(student[0])]
+        teacher(torch.randn(256, 256))
+        student(torch.randn(256, 256))
+        for tap in taps if removing else ():
+            tap.handle.remove()
+
+    return step
+
+
+def test_what_one_change_saves_of_two_models_is_counted_once(tmp_path):
+    found = findings_of(lambda: tapped(removing=False), tmp_path / "run.json")
+    first = found[0].remedies[0]
+    assert (found[0].rule, first.fix) == ("hook", "remove_hook")
+    findings_of(lambda: tapped(removing=True), tmp_path / "removed.json")
+    assert first.peak_after == pytest.approx(peak_of(tmp_path / "removed.json"), rel=0.01)

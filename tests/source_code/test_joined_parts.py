@@ -6,8 +6,13 @@ from textwrap import dedent
 
 import pytest
 
-from memprof.source_code.joined_parts import is_joined_afterwards, is_returned_afterwards
+from memprof.source_code.joined_parts import (
+    is_joined_afterwards,
+    is_read_afterwards,
+    is_returned_afterwards,
+)
 from memprof.source_code.program import program_of
+from memprof.trace import Frame
 
 
 def filling(tmp_path, text):
@@ -192,3 +197,43 @@ def test_a_list_is_returned_after_the_loop_that_fills_it(tmp_path, text):
 )
 def test_other_lists_are_not_returned(tmp_path, text):
     assert not is_returned_afterwards(filling(tmp_path, text))
+
+
+POOL = """
+class Pool:
+    def __init__(self):
+        self.clips = []
+    def add(self, x):
+        self.clips.append(x)
+        {inside}
+    def best(self, n):
+        return [self.clips[i] for i in self.order[:n]]
+def report(pool):
+    return pool.best(4)
+def main(data):
+    pool = Pool()
+    for x in data:
+        pool.add(x)
+        {in_loop}
+    {after}
+"""
+
+
+@pytest.mark.parametrize(
+    ("inside", "in_loop", "after", "expected"),
+    [
+        ("pass", "pass", "show(pool.best(4))", True),
+        ("pass", "print(len(pool.clips))", "show(report(pool), len(pool.clips))", True),
+        ("pass", "pass", "show(pool.clips)", True),
+        ("pass", "pass", "pass", False),  # nobody calls what reads it
+        ("pass", "show(pool.best(4))", "show(pool.best(4))", False),
+        ("pass", "show(report(pool))", "pass", False),
+        ("self.last = self.clips[-1]", "pass", "show(pool.best(4))", False),
+    ],
+)
+def test_the_list_of_an_object_is_read_after_the_loop(inside, in_loop, after, expected, tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(POOL.format(inside=inside, in_loop=in_loop, after=after))
+    program = program_of(str(path))
+    frames = [Frame("Pool.add", str(path), 6), Frame("main", str(path), 15)]
+    assert is_read_afterwards(program.at(6), frames, [program]) is expected

@@ -58,7 +58,7 @@ class FewValuesRead(WasteRule[FewValues]):
     name = "few-values-read"
     summary = "a large result is computed whole, and few of its values are read"
     fixes = ("narrow_first", "topk")
-    yields_to = EVERY_OTHER
+    yields_to = (*EVERY_OTHER, "partly-read")
     is_general = True
     yields_beyond = (ANY_GROWTH, "kept-distributions", "stored-views", "unread-entries")
 
@@ -120,6 +120,8 @@ def _match(window: Window, statement: Statement, results: Ints) -> FewValues | N
     row = int(results[lives.size[results].argmax()])
     if _is_data(window, row) or not _is_habit(window, results):
         return None
+    if _is_of_one_layer(window, results):
+        return None
     # Where a backward pass reads one last another one may tell, of an evaluation.
     by_each = (_reading_stack(window, one) for one in (row, *results.tolist()))
     reading = next((stack for stack in by_each if stack), ())
@@ -179,6 +181,19 @@ def _is_habit(window: Window, results: Ints) -> bool:
     alike &= window.made_in >= window.made_in[results].min()
     alike &= lives.size >= lives.size[results].min()
     return set(window.made_in[alike].tolist()) <= set(window.made_in[results].tolist())
+
+
+def _is_of_one_layer(window: Window, results: Ints) -> bool:
+    """Whether other modules made as much by the same line in the same steps, read whole.
+
+    Of the last of several layers that are alike the program may need few rows: it is the layers
+    that compute them all.
+    """
+    lives = window.lives
+    alike = np.isin(lives.stack, lives.stack[results]) & (window.part_read >= 1)
+    alike &= ~np.isin(window.module, window.module[results]) & (window.module > 0)
+    alike &= lives.size >= lives.size[results].min()
+    return set(window.made_in[results].tolist()) <= set(window.made_in[alike].tolist())
 
 
 def _is_data(window: Window, row: int) -> bool:

@@ -167,9 +167,13 @@ def _match(window: Window, first: Made, chain: Chain) -> Table | None:
 
 
 def _is_in_parts(window: Window, tables: Ints) -> bool:
-    """Whether a step makes one table after the other, of which one at a time is there."""
+    """Whether most steps make one table after the other, of which one at a time is there.
+
+    The first may have many, where steps were not known yet.
+    """
     _, counts = np.unique(window.made_in[tables], return_counts=True)
-    return counts.max(initial=0) >= _SEVERAL and int(window.at_peak[tables].sum()) <= 1
+    several = len(counts) > 0 and bool(np.median(counts) >= _SEVERAL)
+    return several and int(window.at_peak[tables].sum()) <= 1
 
 
 def _what(first: Made, chain: Chain) -> _What:

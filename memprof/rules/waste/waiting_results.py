@@ -43,6 +43,7 @@ _COLLECTING = frozenset(("list", "sorted", "tuple"))
 _LEAST_ENDED = 0.5
 """Of what a line made, that has to be gone where nothing read it: a cache lets go of what is not
 wanted first, and what is wanted stays."""
+_MOSTLY = 0.5
 _MOST_ROOM = 0.1
 """Of the results, that may come as one of those before goes while most of them stay."""
 
@@ -84,6 +85,9 @@ class WaitingResultsRule(WasteRule[WaitingResults]):
             own = _with_those_freed_then(window, own, 2 * lasted[own] >= np.median(lasted[there]))
             if _make_room(window, own) or not (fate.readers or _are_mostly_over(window, own)):
                 continue
+            loss = _wide_loss(window, int(there[-1]))
+            if not (fate.readers or loss) and _were_read(window, own):
+                continue
             computed = np.isin(lives.stack, fate.computed) & (lives.requested >= fate.sizes[0])
             computed &= ~window.has_owner
             yield WaitingResults(
@@ -96,7 +100,7 @@ class WaitingResultsRule(WasteRule[WaitingResults]):
                 kept_at=_collecting_frame(window, fate.stack)
                 or _keeping_frame(window, fate.stack)
                 or calling_frame(window, fate.stack),
-                loss=_wide_loss(window, int(there[-1])),
+                loss=loss,
             )
 
     def title(self, match: WaitingResults) -> str:
@@ -139,6 +143,21 @@ class WaitingResultsRule(WasteRule[WaitingResults]):
 def _are_mostly_over(window: Window, rows: Ints) -> bool:
     ended = window.lives.free[rows] < len(window.trace.events)
     return bool(ended.mean() >= _LEAST_ENDED)
+
+
+def _were_read(window: Window, rows: Ints) -> bool:
+    """Whether operators read most of them when others had been made, as far as is known.
+
+    What was read then, before it had outlived enough calls, is not unread: it waits from then on.
+    """
+    lives = window.lives
+    read_at = window.unread_from[rows] - 1
+    is_known = read_at < lives.free[rows] - 1
+    made = np.sort(lives.alloc[rows])
+    following = np.append(made, len(window.trace.events))[
+        np.searchsorted(made, lives.alloc[rows]) + 1
+    ]
+    return bool(is_known.any()) and bool((read_at > following)[is_known].mean() >= _MOSTLY)
 
 
 def _with_those_freed_then(window: Window, rows: Ints, chosen: Bools) -> Ints:
