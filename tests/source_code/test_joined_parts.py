@@ -209,7 +209,7 @@ class Pool:
     def best(self, n):
         return [self.clips[i] for i in self.order[:n]]
 def report(pool):
-    return pool.best(4)
+    return {report}
 def main(data):
     pool = Pool()
     for x in data:
@@ -233,7 +233,8 @@ def main(data):
 )
 def test_the_list_of_an_object_is_read_after_the_loop(inside, in_loop, after, expected, tmp_path):
     path = tmp_path / "program.py"
-    path.write_text(POOL.format(inside=inside, in_loop=in_loop, after=after))
+    report = "pool.best(4)" if "report" in in_loop + after else "None"
+    path.write_text(POOL.format(inside=inside, in_loop=in_loop, after=after, report=report))
     program = program_of(str(path))
     frames = [Frame("Pool.add", str(path), 6), Frame("main", str(path), 15)]
     assert is_read_afterwards(program.at(6), frames, [program]) is expected
