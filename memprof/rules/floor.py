@@ -63,6 +63,8 @@ _LEAST_GROWTH, _STEPS = 1 << 20, 1000
 _SMALL_GROWTH = 8 << 20
 """Bytes that growth comes to below which they must be `_GROWN` of the peak as well; so must they
 where nothing is known to hold it, as then there is nothing to do about it either."""
+_OF_SMALL_RESULTS = 16 << 20
+"""The same of results that have not come to `_LEAST`: they may be of a loop that soon ends."""
 _GROWN = 0.01
 _UNHELD = 0.03
 """Of the peak, below which fewer bytes than `_LEAST` are nothing where nobody is known to hold
@@ -160,6 +162,8 @@ def _comes_to_nothing(finding: RuleFinding, examination: Examination) -> bool:
     if not any(one.is_named for one in finding.holders):
         little = min(_LEAST, _UNHELD * device.peak_allocated)
         return finding.bytes < max(share, little) and total < _SMALL_GROWTH
+    if finding.bytes < min(share, _LEAST) and total < _OF_SMALL_RESULTS:
+        return True
     return finding.bytes < share and total < max(_LEAST_GROWTH, min(_SMALL_GROWTH, share))
 
 

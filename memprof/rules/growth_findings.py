@@ -181,7 +181,8 @@ class _Leak:
         most = max(group.confidence for group in self.cluster.groups)
         if self.is_of_few_models or self.fills_a_container or self._came_and_went():
             return min(most, _BOUNDED_CONFIDENCE)
-        if not any(one.is_named for one in self.cluster.holders) and self._replaces_others():
+        is_named = any(one.is_named for one in self.cluster.holders)
+        if (self._is_in_dict() or not is_named) and self._replaces_others():
             return min(most, _BOUNDED_CONFIDENCE)
         is_finite = self._is_bounded() or self._is_being_made()
         return min(most, _BOUNDED_WHOLES) if is_finite else most
@@ -287,11 +288,20 @@ class _Leak:
         last_step = int(self.survival.steps[-1])
         return came_and_went(self.device.steps, last_step, there, self.cluster.per_step)
 
+    def _is_in_dict(self) -> bool:
+        """Whether a dict has it that no two looks have seen become longer."""
+        links = self.holder.links if self.holder is not None else ()
+        at = largest_container(links)
+        return at is not None and links[at].type_name == "dict" and not links[at].grows
+
     def _replaces_others(self) -> bool:
-        """Whether a line puts it in place of items, and as much of other lines has gone since."""
+        """Whether it comes in place of items, and as much of other lines has gone since.
+
+        As a line puts it under a key, or a dict has it.
+        """
         place = place_of(self._site()[0])
         targets = getattr(place.statement, "targets", []) if place is not None else []
-        if not any(isinstance(target, ast.Subscript) for target in targets):
+        if not (self._is_in_dict() or any(isinstance(one, ast.Subscript) for one in targets)):
             return False
         rows = np.concatenate([group.rows for group in self.cluster.groups])
         births = self._births(rows)

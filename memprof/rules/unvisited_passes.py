@@ -13,7 +13,7 @@ from memprof.source_code.program import calls_in, place_of
 from memprof.trace import EMPTY, Category, Frame, Phase
 from memprof.views.window import Bools, Ints, Window
 
-__all__ = ["unlearned_models", "unvisited_passes"]
+__all__ = ["keeps_graph", "unlearned_models", "unvisited_passes"]
 
 _MODULE_CALL = "_call_impl"
 _MOST_VISITED = 0.1
@@ -123,14 +123,14 @@ def _single_backward_passes(window: Window) -> Iterator[tuple[int, int]]:
         stack: next(iter(window.user_frames(window.trace.stack(stack))), None)
         for stack in np.unique(window.trace.events.stack[events]).tolist()
     }
-    keeps = {line: line is None or _keeps_graph(line) for line in set(lines.values())}
+    keeps = {line: line is None or keeps_graph(line) for line in set(lines.values())}
     for part in np.split(events, np.flatnonzero(np.diff(steps)) + 1) if len(events) else ():
         called_at = {lines[stack] for stack in np.unique(window.trace.events.stack[part]).tolist()}
         if len(called_at) == 1 and not any(keeps[line] for line in called_at):
             yield int(window.step_of_event[part[0]]), int(part[0])
 
 
-def _keeps_graph(frame: Frame) -> bool:
+def keeps_graph(frame: Frame) -> bool:
     """Whether the statement on a line asks a backward pass to keep its graph; so it may, unseen."""
     place = place_of(frame)
     if place is None:

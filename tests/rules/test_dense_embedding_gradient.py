@@ -206,3 +206,34 @@ class Tied(ByFunction):
 
 def test_a_table_that_a_head_has_as_its_weight_has_a_dense_gradient(tmp_path):
     assert "dense-embedding-gradient" not in names(of_tables(Tied), tmp_path / "run.json")
+
+
+class Scored(nn.Module):
+    """An evaluation scores every row between two steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.items = nn.Embedding(ROWS, WIDTH)
+
+    def forward(self, first, second):
+        return (self.items(first) * self.items(second)).sum()
+
+
+def evaluated_whole():
+    model = Scored()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(number):
+        optimizer.zero_grad()
+        model(*torch.randint(ROWS, (2, BATCH))).backward()
+        optimizer.step()
+        if number % 4 == 3:
+            with torch.no_grad():
+                model.items(torch.arange(ROWS)).sum(1).topk(5)
+
+    return step
+
+
+def test_lookups_of_an_evaluation_need_no_gradient(tmp_path):
+    found, *_ = findings_of(evaluated_whole, tmp_path / "run.json")
+    assert (found.rule, found.remedies[0].fix) == ("dense-embedding-gradient", "sparse_gradient")

@@ -346,3 +346,24 @@ def test_what_no_line_of_the_program_picks_before_is_needed(program, tmp_path):
 )
 def test_what_is_read_or_is_data_is_not_meant(program, tmp_path):
     assert own(findings_of(program, tmp_path / "run.json")) == []
+
+
+class Residual(nn.Linear):
+    def forward(self, x):
+        return x + super().forward(x)
+
+
+def masked():
+    """Of what the last of several layers makes few rows are read, and all of the others'."""
+    model = nn.Sequential(*(Residual(WIDTH, WIDTH) for _ in range(3)))
+
+    @torch.no_grad()
+    def step(number):
+        states = model(torch.randn(8192, WIDTH))
+        return states[torch.randint(8192, (100,))].mean()
+
+    return step
+
+
+def test_the_last_of_several_layers_is_one_of_them(tmp_path):
+    assert own(findings_of(masked, tmp_path / "run.json")) == []

@@ -209,3 +209,25 @@ def test_what_other_methods_read_of_it_is_kept(tmp_path):
         "Keep of `self.start` what is read later (`self.start['epoch']`), and drop the rest once "
         "the model has been filled from it."
     )
+
+
+def resumed_from_a_number(path):
+    """A number of the file is read in each step, and its tensors are read no more."""
+    net = nn.Linear(512, 512)
+    checkpoint = torch.load(path)
+    net.load_state_dict(checkpoint["model"])
+    start = checkpoint["epoch"]
+    for number in range(start, start + 16):
+        net(torch.randn(64, 512)).square().mean().backward()
+        net.zero_grad()
+        memprof.step()
+        print(number - start)
+
+
+def test_a_number_of_the_file_is_none_of_its_tensors(tmp_path):
+    torch.save({"model": nn.Linear(512, 512).state_dict(), "epoch": 3}, tmp_path / "model.pt")
+    with memprof.track(tmp_path / "run.json", sources=["cpu"], allowance_s=600):
+        resumed_from_a_number(tmp_path / "model.pt")
+    (loaded,) = [one for one in findings(load(tmp_path / "run.json")) if one.rule == "loaded"]
+    (drop,) = [one for one in loaded.remedies if one.fix == "del_ref"]
+    assert drop.saves_bytes >= 512 * 512 * 4

@@ -355,3 +355,38 @@ def test_what_is_stored_detached_keeps_no_graph_though_one_had_saved_it(
     run = load(tmp_path / "run.json")
     window = Window.of(run.device("cpu").windows[-1], run=run)
     assert RULE.is_meant([holder], window) is is_meant
+
+
+class Memory(nn.Module):
+    """Each block attends to what the blocks made of earlier segments, which is stored detached."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(3))
+
+    def new_memory(self):
+        return [deque(maxlen=5) for _ in self.blocks]
+
+    def forward(self, x, memory):
+        for block, past in zip(self.blocks, memory, strict=True):
+            inp = x
+            x = block(torch.cat([*past, x]))[-512:]
+            past.append(inp.detach())
+        return x
+
+
+def remembering():
+    model = Memory()
+    optimizer, memory = torch.optim.SGD(model.parameters(), 0.01), model.new_memory()
+
+    def step(number):
+        optimizer.zero_grad()
+        model(torch.randn(512, 64), memory).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def test_what_another_function_stores_detached_has_no_graph(tmp_path):
+    found = findings_of(remembering, tmp_path / "run.json")
+    assert "old-graphs" not in {one.rule for one in found if not one.is_tentative}

@@ -206,3 +206,19 @@ def in_place():
 @pytest.mark.parametrize("program", [looks_alike, attending, neighbours, kept, in_place])
 def test_what_is_needed_whole_is_not_meant(program, tmp_path):
     assert own(findings_of(program, tmp_path / "run.json")) == []
+
+
+def many_in_the_first_step():
+    """A step has no end yet, as nothing has told where one is."""
+    density = Density()
+
+    def step(number):
+        for _ in range(8 if number == 0 else 1):
+            density(torch.rand(POINTS)).mean()
+
+    return step
+
+
+def test_the_first_step_may_have_many_tables(tmp_path):
+    (finding,) = own(findings_of(many_in_the_first_step, tmp_path / "run.json"))
+    assert [one.fix for one in finding.remedies] == ["chunk"]

@@ -47,6 +47,15 @@ class Learner:
         with torch.no_grad():
             return self.loss(weights, x).item()
 
+    def train_by_first_order(self, rounds=6, rows=1024):
+        """The gradients of the adapted weights are those that the weights are stepped with."""
+        x = torch.randn(rows, 1)
+        weights = self.adapt(x, rounds)
+        grads = torch.autograd.grad(self.loss(weights, x), list(weights.values()))
+        for parameter, grad in zip(self.model.parameters(), grads, strict=True):
+            parameter.grad = grad
+        self.optimizer.step()
+
 
 def fires():
     learner = Learner()
@@ -231,3 +240,15 @@ def test_forces_that_are_kept_are_not_the_graph_that_made_them(tmp_path):
     (remedy,) = found.remedies
     # Of two layers the pass keeps what the first returned, its derivative and their products.
     assert remedy.saves_bytes > 1024 * 4 * WIDTH * 4
+
+
+def of_first_order():
+    learner = Learner()
+    return lambda _: learner.train_by_first_order()
+
+
+def test_a_pass_that_ends_at_the_adapted_weights_goes_through_none_of_it(tmp_path):
+    found, *_ = findings_of(of_first_order, tmp_path / "run.json")
+    (first,) = found.remedies
+    assert (found.rule, first.fix) == ("unused-second-order", "no_create_graph")
+    assert first.code == "grads = torch.autograd.grad("

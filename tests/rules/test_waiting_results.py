@@ -268,3 +268,21 @@ def last_of_all():
 def test_what_a_generator_yields_waits_where_all_of_it_is_collected(tmp_path):
     (found,) = waiting(last_of_all, tmp_path / "run.json")
     assert found.remedies[0].code == "*_, last = samples(net, torch.randn(ROWS, 16))"
+
+
+def compared():
+    """What a round has collected is read, and stays until the next round has collected its own."""
+    net = Net()
+    state = {}
+
+    @torch.no_grad()
+    def step(number):
+        state["features"] = [net(torch.randn(2 * ROWS, 16)) for _ in range(BATCHES)]
+        return [F.normalize(one, dim=1).sum().item() for one in state["features"]]
+
+    return step
+
+
+def test_what_was_read_before_it_had_waited_for_long_is_not_unread(tmp_path):
+    found = findings_of(compared, tmp_path / "run.json")
+    assert "waiting-results" not in {one.rule for one in found}

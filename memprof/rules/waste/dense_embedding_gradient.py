@@ -54,9 +54,9 @@ class DenseEmbeddingGradient(WasteRule[DenseGradient]):
         """All tables whose gradients are at the peak together, by what their lookups return."""
         if window.peak.event < 0:
             return
-        tables = [*_tables(window, _of_layers(window))]
+        tables = [*_tables(window, _of_layers(window), by_layers=True)]
         functions = _of_functions(window)
-        own = [*_tables(window, functions)] if functions.any() else []
+        own = [*_tables(window, functions, by_layers=False)] if functions.any() else []
         tables += own
         rows = np.array([row for one in tables for row in one.there], dtype=np.int64)
         nbytes = int(window.lives.size[rows].sum())
@@ -167,7 +167,13 @@ class _Table(NamedTuple):
     """Of its bytes, that the step looks up which looks up the most."""
 
 
-def _tables(window: Window, looked_up: Bools) -> Iterator[_Table]:
+def _learned(window: Window, rows: Ints) -> Ints:
+    """The lookups that graphs keep: an evaluation, of all rows perhaps, makes no gradient."""
+    learned: Ints = rows[window.category[rows] == Category.ACTIVATION]
+    return learned if len(learned) else rows
+
+
+def _tables(window: Window, looked_up: Bools, *, by_layers: bool) -> Iterator[_Table]:
     """The tables of modules in which something is looked up, each with its gradients."""
     lives = window.lives
     backward = window.phase == Phase.BACKWARD
@@ -185,6 +191,7 @@ def _tables(window: Window, looked_up: Bools) -> Iterator[_Table]:
         at_peak = np.flatnonzero(of_gradient & window.at_peak)
         origins = {window.origin_of(row) for row in at_peak.tolist()} - {None}
         rows = np.flatnonzero(looked_up & (window.module == module))
+        rows = _learned(window, rows) if by_layers else rows
         share = window.most_in_a_step(rows, lives.requested[rows]) / max(1, size)
         of_size = np.flatnonzero(parameters & (lives.requested == size))
         # A head, perhaps, whose gradient is dense, is as large.

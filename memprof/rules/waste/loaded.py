@@ -135,7 +135,15 @@ def _end_of_loading(window: Window, rows: Ints, row: int, binding: Binding | Non
         ]
     )
     after = np.flatnonzero(unread[window.trace.events.stack[last + 1 : end]])
-    return last + 1 + int(after[0]) if len(after) else end
+    if len(after):
+        return last + 1 + int(after[0])
+    # A name that is read later may be a number of the file: operators know what reads its tensors.
+    unread_from = window.unread_from[rows]
+    is_known = unread_from < window.lives.free[rows]
+    known = int(window.lives.size[rows[is_known]].sum())
+    if known < _MOSTLY * int(window.lives.size[rows].sum()):
+        return end
+    return min(end, max(last + 1, int(unread_from[is_known].max())))
 
 
 def _frames_of_function(window: Window, frame: Frame) -> set[int]:

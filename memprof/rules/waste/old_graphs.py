@@ -103,7 +103,8 @@ class OldGraphs(WasteRule[OldGraph]):
         lines = [Frame("", one.filename, one.line) for one in _with_graphs(holders) if one.filename]
         places = [place for one in lines if (place := place_of(one)) is not None]
         through_graph = any(one.through_graph for one in holders)
-        if places and not through_graph and all(map(_stores_detached, places)):
+        storing = [one for one in places if growing(one) is not None] or places
+        if places and not through_graph and all(map(_may_store_detached, storing)):
             return True
         return not _went_unlearned(window) and _goes_on(places, window.programs)
 
@@ -268,10 +269,17 @@ def _are_never_learned(case: Case, places: Sequence[Place]) -> bool:
     )
 
 
-def _stores_detached(place: Place) -> bool:
-    """Whether a statement stores what it has cut off from its graph."""
+def _may_store_detached(place: Place) -> bool:
+    """Whether a statement stores what it has cut off from its graph, or is none that stores it.
+
+    A variable may have a container that a function has made, and another one fills.
+    """
     value = getattr(place.statement, "value", None)
-    return isinstance(value, ast.AST) and bool(calls_in(value, "detach"))
+    if not isinstance(value, ast.AST):
+        return False
+    is_made_elsewhere = isinstance(place.statement, ast.Assign) and growing(place) is None
+    is_made_elsewhere &= all(isinstance(one, ast.Call) for one in getattr(value, "elts", [value]))
+    return bool(calls_in(value, "detach")) or is_made_elsewhere
 
 
 def _with_graphs(holders: Sequence[Holder]) -> Sequence[Holder]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.rules.unvisited_passes import keeps_graph
 from memprof.source_code.idioms import arguments_named, keyword
 from memprof.source_code.program import Place, Program, own_calls, place_of
 from memprof.trace import EMPTY, Action, Category, Frame, Phase
@@ -197,10 +198,11 @@ def _mask(window: Window, rows: Ints) -> Bools:
 
 
 def _is_gone_through(window: Window, rows: Ints, way: tuple[Frame, ...]) -> bool:
-    """Whether a backward pass may read some tensors.
+    """Whether a backward pass may read some tensors, of which none has freed any.
 
-    So it is where another line runs one while they are there, or where each pass makes more than
-    the one before. Until most of their bytes are gone: the gradients themselves may be kept.
+    So it is where another line runs one that keeps graphs while they are there, or where each pass
+    makes more than the one before. Until most of their bytes are gone: the gradients themselves may
+    be kept.
     """
     in_order = rows[np.argsort(window.lives.free[rows])]
     sizes = np.cumsum(window.lives.size[in_order])
@@ -208,10 +210,14 @@ def _is_gone_through(window: Window, rows: Ints, way: tuple[Frame, ...]) -> bool
     first, last = int(window.lives.alloc[rows].min()), int(window.lives.free[in_order[mostly]])
     allocs, in_pass = _allocs(window, max(first, 0), last)
     stacks = np.unique(window.trace.events.stack[allocs[in_pass]]).tolist()
-    ways = {tuple(window.user_frames(window.trace.stack(stack))) for stack in stacks}
-    begins, ends = _runs(in_pass)
+    ways = {stack: tuple(window.user_frames(window.trace.stack(stack))) for stack in stacks}
+    others = {one for one in ways.values() if one != way}
+    if any(not one or keeps_graph(one[0]) for one in others) or len(others) == len(ways):
+        return True
+    own = [stack for stack, one in ways.items() if one == way]
+    begins, ends = _runs(in_pass & np.isin(window.trace.events.stack[allocs], own))
     counts = ends - begins + 1
-    return ways != {way} or int(counts[-1]) > _SAME * int(counts[0])
+    return int(counts[-1]) > _SAME * int(counts[0])
 
 
 def _ended_with_passes(window: Window, rows: Ints, way: tuple[Frame, ...]) -> Cuts:
