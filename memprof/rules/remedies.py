@@ -52,22 +52,26 @@ def with_remedies(finding: RuleFinding, examination: Examination) -> RuleFinding
         with left_out_if_it_fails(rule.name):
             advice = [_OfRule(rule.name, one) for one in rule.advice(finding.match, case)]
     if case.grows:
-        advice += sorted(_on_growth(case), key=_place_on_growth)
+        advice += sorted(_on_growth(case), key=lambda one: one.advice.otherwise)
     best: dict[str, _OfRule] = {}
     for one in advice:
-        best.setdefault(one.advice.fix, one)
+        if one.advice.above_all or one.advice.fix not in best:
+            best[one.advice.fix] = one
     useful = [one for one in best.values() if not _is_there_already(one.advice, finding)]
-    by_use = sorted(useful[:_MOST], key=lambda one: one.advice.remains > _MOSTLY)
+    named = _by_use(useful)
+    useful.sort(key=lambda one: not one.advice.above_all)
+    by_use = _by_use(useful)
     if case.grows and len(by_use) > 1 and by_use[0].advice.fix == "cpu_offload":
         by_use[:2] = by_use[1::-1]  # on the host it goes on to grow
-    if by_use and rule is None:
-        finding = replace(finding, rule=next(_rules_of_cause(by_use), by_use[0].rule))
+    if named and rule is None:
+        finding = replace(finding, rule=named[0].rule)
     first = [one._replace(advice=_of_what_ran(one.advice, case)) for one in by_use]
     return replace(finding, remedies=tuple(_remedy(*one, case) for one in first))
 
 
-def _place_on_growth(one: _OfRule) -> tuple[bool, bool]:
-    return not one.advice.above_all, one.advice.otherwise
+def _by_use(useful: Sequence[_OfRule]) -> list[_OfRule]:
+    """The first few, those last that leave most of the bytes."""
+    return sorted(useful[:_MOST], key=lambda one: one.advice.remains > _MOSTLY)
 
 
 def _is_there_already(advice: Advice, finding: RuleFinding) -> bool:
@@ -87,11 +91,6 @@ def _on_growth(case: Case) -> Iterator[_OfRule]:
             if cause is not None:
                 advice = [_OfRule(rule.name, one) for one in rule.advice(cause, case)]
         yield from advice
-
-
-def _rules_of_cause(advice: Sequence[_OfRule]) -> Iterator[str]:
-    """Rules that say what is wrong, though a remedy of another's comes first."""
-    return (one.rule for one in advice if not one.advice.above_all)
 
 
 def _of_what_ran(advice: Advice, case: Case) -> Advice:

@@ -123,9 +123,9 @@ def test_a_loop_through_layers_carries_no_state_over_the_steps(tmp_path):
 
 
 def in_file(folder, text):
-    """What is found in a recording of a script of its own."""
+    """What is found in a recording of a script of its own, which trains at other times."""
     script = folder / "train.py"
-    script.write_text(text)
+    script.write_text(f"{text}\ndef learn(loss):\n    loss.backward()\n")
     done = forks.run_file(script, folder / "run.json")
     assert done.returncode == 0, done.stderr
     return findings(load(folder / "run.json"))
