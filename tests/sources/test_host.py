@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import mmap
-import mmap
 import os
 import subprocess
 import sys
