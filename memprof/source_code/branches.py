@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from memprof.source_code.program import FUNCTIONS
 
-__all__ = ["never_run"]
+__all__ = ["left_out", "never_run"]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -20,15 +20,18 @@ def never_run(function: ast.AST, call: ast.Call, *, is_method: bool) -> set[ast.
     """
     if not isinstance(function, FUNCTIONS):
         return set()
-    values = _left_out(function, call, is_method=is_method)
+    values = left_out(function, call, is_method=is_method)
     dead: set[ast.AST] = set()
     if values:
         _look(function.body, values, dead)
     return dead
 
 
-def _left_out(function: Function, call: ast.Call, *, is_method: bool) -> dict[str, object]:
-    """The constants that parameters have by their defaults, by name."""
+def left_out(function: Function, call: ast.Call, *, is_method: bool) -> dict[str, object]:
+    """The constants that parameters have by their defaults in a call, by name.
+
+    None of parameters that the function binds anew.
+    """
     if any(isinstance(one, ast.Starred) for one in call.args):
         return {}
     if any(keyword.arg is None for keyword in call.keywords):

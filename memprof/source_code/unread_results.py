@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from memprof.source_code.branches import left_out
 from memprof.source_code.idioms import growing
-from memprof.source_code.program import Place, bound_names
+from memprof.source_code.program import Place
 from memprof.source_code.scopes import reads_of
 
 __all__ = ["UnreadResult", "unread_result"]
@@ -114,28 +115,10 @@ def _fillings(place: Place, loop: ast.AST, name: str) -> Iterator[Place]:
 
 def _parameter(filling: Place, function: Function, call: ast.Call | None) -> str:
     """The parameter that a statement hangs on, where it is True by default and not handed over."""
+    if call is None:
+        return ""
+    is_method = [one.arg for one in function.args.args][:1] == ["self"]
+    defaults = left_out(function, call, is_method=is_method)
     tests = [one.test for one in filling.around if isinstance(one, ast.If)]
-    bound = {ast.unparse(one) for node in ast.walk(function) for one in bound_names(node)}
-    for name in [one.id for one in tests if isinstance(one, ast.Name) and one.id not in bound]:
-        if _is_on(name, function) and call is not None and not _is_given(name, function, call):
-            return name
-    return ""
-
-
-def _is_on(name: str, function: Function) -> bool:
-    """Whether a parameter's default is True."""
-    arguments = function.args
-    by_place = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
-    defaults: dict[str, ast.expr | None] = dict(
-        zip(by_place[::-1], arguments.defaults[::-1], strict=False)
-    )
-    of_keywords = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    defaults |= {one.arg: default for one, default in of_keywords}
-    default = defaults.get(name)
-    return isinstance(default, ast.Constant) and default.value is True
-
-
-def _is_given(name: str, function: Function, call: ast.Call) -> bool:
-    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
-    at = names.index(name) - (names[:1] == ["self"]) if name in names else len(call.args)
-    return len(call.args) > at or any(one.arg in (name, None) for one in call.keywords)
+    names = (one.id for one in tests if isinstance(one, ast.Name))
+    return next((name for name in names if defaults.get(name) is True), "")
