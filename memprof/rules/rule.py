@@ -162,6 +162,15 @@ class WasteRule(Rule, Generic[AnyMatch]):
         """Whether the program has a use for what ``holders`` keep: no headline then."""
         return False
 
+    def is_unfounded(
+        self,
+        match: AnyMatch,  # noqa: ARG002
+        holders: Sequence[Holder],  # noqa: ARG002
+        window: Window,  # noqa: ARG002
+    ) -> bool:
+        """Whether ``holders`` show that what a match says is not so: nothing is said then."""
+        return False
+
     def is_proven(self, holders: Sequence[Holder]) -> bool:
         """Whether a tentative match is none, as nobody keeps what ``holders`` do on purpose."""
         return any(link.kind in self.proven_by for one in holders[:1] for link in one.links)

@@ -101,6 +101,11 @@ def waste_of(examination: Examination) -> tuple[RuleFinding, ...]:
         for candidate in _distinct(_with_setup(window, _candidates(window)))[:_MOST]
     ]
     run = examination.run
+    selection = [
+        one
+        for one in selection
+        if not one.rule.is_unfounded(one.match, _holders(one, run, _LEAST_SAY), one.window)
+    ]
     held = [(one, _holders(one, run)) for one in selection]
     proven = [(replace(one, match=_proven(one, holders, run)), holders) for one, holders in held]
     return tuple(_finding_of(*one) for one in sorted(proven, key=lambda one: one[0].rank))

@@ -335,11 +335,11 @@ STORED = """class History:
 
 
 @pytest.mark.parametrize(
-    ("value", "through_graph", "is_meant"),
+    ("value", "through_graph", "is_unfounded"),
     [("x.detach()", False, True), ("x", False, False), ("x.detach()", True, False)],
 )
 def test_what_is_stored_detached_keeps_no_graph_though_one_had_saved_it(
-    value, through_graph, is_meant, tmp_path
+    value, through_graph, is_unfounded, tmp_path
 ):
     findings_of(fires, tmp_path / "run.json")
     source = tmp_path / "history.py"
@@ -354,7 +354,8 @@ def test_what_is_stored_detached_keeps_no_graph_though_one_had_saved_it(
     holder = Holder(kind=LinkKind.ITEM, filename=str(source), line=3, code=code, links=links)
     run = load(tmp_path / "run.json")
     window = Window.of(run.device("cpu").windows[-1], run=run)
-    assert RULE.is_meant([holder], window) is is_meant
+    (match,) = RULE.matches(window)
+    assert RULE.is_unfounded(match, [holder], window) is is_unfounded
 
 
 class Memory(nn.Module):
@@ -389,4 +390,4 @@ def remembering():
 
 def test_what_another_function_stores_detached_has_no_graph(tmp_path):
     found = findings_of(remembering, tmp_path / "run.json")
-    assert "old-graphs" not in {one.rule for one in found if not one.is_tentative}
+    assert "old-graphs" not in {one.rule for one in found}

@@ -97,16 +97,21 @@ class OldGraphs(WasteRule[OldGraph]):
     def is_meant(self, holders: Sequence[Holder], window: Window) -> bool:
         """Whether a backward pass goes on through what is stored, as one over several steps.
 
-        Where such graphs were let go of, and none in a backward pass, none did. What a graph has
-        saved as well may be stored without it.
+        Where such graphs were let go of, and none in a backward pass, none did.
         """
-        lines = [Frame("", one.filename, one.line) for one in _with_graphs(holders) if one.filename]
-        places = [place for one in lines if (place := place_of(one)) is not None]
-        through_graph = any(one.through_graph for one in holders)
-        storing = [one for one in places if growing(one) is not None] or places
-        if places and not through_graph and all(map(_may_store_detached, storing)):
-            return True
+        places = _storing(_with_graphs(holders))
         return not _went_unlearned(window) and _goes_on(places, window.programs)
+
+    def is_unfounded(self, match: OldGraph, holders: Sequence[Holder], window: Window) -> bool:
+        """Whether what a graph has saved as well is stored without it."""
+        kept = [] if any(one.through_graph for one in holders) else holders
+        places = _storing(kept)
+        made_at = {(one.filename, one.line) for one in window.stack(match.row)}
+        storing = [one for one in places if growing(one) is not None]
+        if not storing:  # a variable has a container that another function fills
+            is_filled_later = all((one.filename, one.line) not in made_at for one in kept)
+            return bool(places) and is_filled_later and all(map(_makes_container, places))
+        return all(map(_stores_detached, storing))
 
     def advice(self, match: OldGraph, case: Case) -> Iterator[Advice]:
         """Detach what is stored; a stored exception, or a context's attribute, comes first.
@@ -269,17 +274,23 @@ def _are_never_learned(case: Case, places: Sequence[Place]) -> bool:
     )
 
 
-def _may_store_detached(place: Place) -> bool:
-    """Whether a statement stores what it has cut off from its graph, or is none that stores it.
+def _storing(holders: Sequence[Holder]) -> list[Place]:
+    """The statements of holders."""
+    lines = [Frame("", one.filename, one.line) for one in holders if one.filename]
+    return [place for one in lines if (place := place_of(one)) is not None]
 
-    A variable may have a container that a function has made, and another one fills.
-    """
+
+def _stores_detached(place: Place) -> bool:
+    """Whether a statement stores what it has cut off from its graph."""
     value = getattr(place.statement, "value", None)
-    if not isinstance(value, ast.AST):
-        return False
-    is_made_elsewhere = isinstance(place.statement, ast.Assign) and growing(place) is None
-    is_made_elsewhere &= all(isinstance(one, ast.Call) for one in getattr(value, "elts", [value]))
-    return bool(calls_in(value, "detach")) or is_made_elsewhere
+    return isinstance(value, ast.AST) and bool(calls_in(value, "detach"))
+
+
+def _makes_container(place: Place) -> bool:
+    """Whether a statement binds variables to what calls return."""
+    value = getattr(place.statement, "value", None)
+    values = getattr(value, "elts", [value])
+    return isinstance(place.statement, ast.Assign) and all(isinstance(v, ast.Call) for v in values)
 
 
 def _with_graphs(holders: Sequence[Holder]) -> Sequence[Holder]:
