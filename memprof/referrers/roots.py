@@ -43,7 +43,6 @@ class Root:
     owner: str
     """The function's or the module's name."""
     names: list[str]
-    """Of a module's globals whatever is a key there."""
     values: list[object]
     filename: str = ""
     line: int = 0
@@ -58,7 +57,7 @@ class Root:
         """The name that ``value`` has here; empty when it is gone."""
         for name, other in zip(self.names, self.values, strict=True):
             if other is value:
-                return name if type(name) is str else text_of(name)
+                return name
         return ""
 
 
@@ -186,8 +185,12 @@ def module_root(name: str, module: types.ModuleType) -> Root:
 def _module_root(name: str, variables: dict[str, object], *, user: bool) -> Root:
     # There may be a thousand modules with hundreds of names each: no step of Python for each name.
     moment = variables.copy()  # at once: other threads may define more
-    moment.pop("__builtins__", None)
     names, values = list(moment), list(moment.values())
+    if set(map(type, names)) != {str}:
+        names = [text_of(key) for key in names]
+    if "__builtins__" in names:
+        at = names.index("__builtins__")
+        del names[at], values[at]
     filename = variables.get("__file__")
     return Root(
         "module",
