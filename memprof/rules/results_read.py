@@ -19,7 +19,7 @@ from memprof.source_code.program import (
 )
 from memprof.source_code.scopes import parameters
 from memprof.source_code.values import values_of
-from memprof.source_code.verbs import SAME_VALUES
+from memprof.source_code.verbs import FILLING, SAME_VALUES
 from memprof.trace import EMPTY, Frame
 from memprof.units import format_bytes
 from memprof.views.window import Window
@@ -199,7 +199,7 @@ def _hands_on(place: Place, reader: Frame | None) -> bool:
     statement, programs = place.statement, (place.program,)
     if isinstance(statement, ast.Return):
         return _hands_outside(place.program, statement, programs)
-    names = {ast.unparse(one) for one in bound_names(statement)}
+    names = {_held_by(one) for one in bound_names(statement)}
     if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or not names:
         return _hands_outside(place.program, place.scope, programs)
     is_there = reader is not None and reader.filename == place.program.filename
@@ -208,15 +208,29 @@ def _hands_on(place: Place, reader: Frame | None) -> bool:
         (target, value)
         for node in ast.walk(place.scope)
         if not (isinstance(node, ast.stmt) and _has_line(node, read_at))
-        for target, value in (*assigned(node), *_gone_through(node))
+        for target, value in (*assigned(node), *_gone_through(node), *_filled(node))
         if value is not None
     ]
     known = 0
     while known < len(names):
         known = len(names)
-        names |= {ast.unparse(target) for target, value in others if _texts(value) & names}
+        names |= {_held_by(target) for target, value in others if _texts(value) & names}
     given = (one for call in _calls_outside(place.scope) for one in _given(call))
     return any(_texts(one) & names and not _is_small_at(place, one, programs) for one in given)
+
+
+def _held_by(target: ast.expr) -> str:
+    """The name of what has a target's value: of an entry the container's."""
+    while isinstance(target, ast.Subscript):
+        target = target.value
+    return ast.unparse(target)
+
+
+def _filled(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """What a method is called of that may store what it is given: ``parts.append(x)``."""
+    is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    if is_method and node.func.attr in FILLING:  # type: ignore[attr-defined]
+        yield from ((node.func.value, value) for value in node.args)  # type: ignore[attr-defined]
 
 
 def _gone_through(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:

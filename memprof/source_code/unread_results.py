@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from memprof.source_code.branches import left_out
 from memprof.source_code.idioms import growing
-from memprof.source_code.program import Place
+from memprof.source_code.program import (
+    FUNCTIONS,
+    Place,
+    called_name,
+    calls_in,
+    root_name,
+)
 from memprof.source_code.scopes import reads_of
 
 __all__ = ["UnreadResult", "unread_result"]
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+_CALLED_BY_OBJECT = ("__call__", "forward")
+"""Methods that a call of an object runs, and one of a module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +54,35 @@ def unread_result(place: Place, caller: Place) -> UnreadResult | None:
     if not isinstance(results, ast.Tuple):
         return None
     call, unread = _unread(caller, len(results.elts))
-    for at in unread if call is not None else ():
+    if call is None or not _is_only_call(call, caller, function.name):
+        return None
+    for at in unread:
         result = results.elts[at]
         if not isinstance(result, ast.Name):
             continue
         for filling in _fillings(place, loop, result.id):
             return UnreadResult(result.id, _parameter(filling, function, call))
     return None
+
+
+def _is_only_call(call: ast.Call, caller: Place, name: str) -> bool:
+    """Whether of a statement's calls none but one may run a function.
+
+    One of its name; of what objects run when they are called, also one of whatever is neither
+    another function of the file nor of what it imports.
+    """
+    program = caller.program
+    imports = (one for one in program.nodes if isinstance(one, (ast.Import, ast.ImportFrom)))
+    known = {(one.asname or one.name).partition(".")[0] for at in imports for one in at.names}
+    known |= {one.name for one in program.nodes if isinstance(one, FUNCTIONS)}
+    known |= set(dir(builtins))
+    is_run = name in _CALLED_BY_OBJECT
+    meant = [
+        one
+        for one in calls_in(caller.statement)
+        if called_name(one) == name or (is_run and root_name(one.func) not in known)
+    ]
+    return len(meant) == 1 and meant[0] is call
 
 
 def _unread(caller: Place, number: int) -> tuple[ast.Call | None, list[int]]:

@@ -449,3 +449,19 @@ def test_a_network_that_is_to_grow_needs_the_parts_that_it_calls(every, uses, is
 
     found = [one for one in findings_of(grows, tmp_path / "run.json", 48) if one.bytes_per_step]
     assert [one.minor for one in found[:1]] == [is_minor]
+
+
+@pytest.mark.parametrize(("rows", "is_minor"), [(4, True), (12, False)])
+def test_small_results_beside_a_large_peak_are_no_headline(rows, is_minor, tmp_path):
+    def collecting():
+        histories = []
+
+        def step(number):
+            torch.ones(16 << 20).sum()  # 64 MiB
+            histories.append(torch.ones(rows, 1024))
+
+        return step
+
+    every = findings_of(collecting, tmp_path / "run.json", steps=24)
+    (found,) = [one for one in every if one.bytes_per_step]
+    assert (found.bytes_per_step, found.minor) == (rows * 4096, is_minor)

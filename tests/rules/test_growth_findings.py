@@ -64,3 +64,30 @@ def test_what_is_held_without_its_graph_is_told_from_what_only_the_graph_keeps(t
     assert found.title.startswith("grows by 2 KiB per step: list (")
     assert found.title.endswith(", through the autograd graph")
     assert found.holders[0].description.startswith("saved tensor ")
+
+
+class Store:
+    """The last message of each node, which training and then an evaluation write."""
+
+    def __init__(self):
+        self.messages = {}
+
+    def put(self, key, message):
+        self.messages[key] = message
+
+
+@pytest.mark.parametrize(("nodes", "is_told"), [(20, False), (40, True)])
+def test_items_of_a_dict_that_another_line_replaces_are_no_leak(nodes, is_told, tmp_path):
+    def storing():
+        store = Store()
+
+        def trained(i):
+            store.put(i % nodes, programs.torch.ones(4096))
+
+        def evaluated(i):
+            store.put(i % nodes, programs.torch.ones(4096))
+
+        return lambda i: (trained if i < STEPS // 2 else evaluated)(i)
+
+    found = leaks(examine(record(storing, tmp_path / "run.json")))
+    assert bool(found) is is_told

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import memprof
 from memprof.loading import load
 from memprof.rules.ranked_findings import findings
-from tests.rules.recorded import findings_of, names
+from tests.rules.recorded import findings_of, names, peak_of
 
 ROWS, POSITIONS, WIDTH, WORDS = 2, 64, 32, 4096
 
@@ -817,3 +817,27 @@ def test_of_two_models_that_one_function_calls_neither_computes_the_rest(tmp_pat
     whole = ROWS * POSITIONS * WORDS * 4
     assert (found.rule, found.bytes) == ("partly-read", whole)
     assert found.remedies[0].saves_bytes >= whole - 64 * ROWS * POSITIONS * WIDTH
+
+
+def searched(best):
+    """The table that is searched is as large as the places of a batch's ranking, to the byte."""
+    batch, words, width = 64, 4096, 128
+    table = torch.randn(words, width)
+
+    def step(number):
+        return best(torch.randn(batch, width) @ table.t())
+
+    return step
+
+
+def by_ranking(scores):
+    ranking = torch.argsort(scores, dim=1, descending=True)
+    return ranking[:, :10].float().mean()
+
+
+def test_what_is_searched_is_not_saved_for_having_the_same_size(tmp_path):
+    found = findings_of(lambda: searched(by_ranking), tmp_path / "run.json")
+    (ranked,) = [one for one in found if one.rule == "partly-read"]
+    findings_of(lambda: searched(lambda s: s.topk(10).indices.float().mean()), tmp_path / "k.json")
+    saved = peak_of(tmp_path / "run.json") - peak_of(tmp_path / "k.json")
+    assert ranked.remedies[0].saves_bytes == pytest.approx(saved, rel=0.05)

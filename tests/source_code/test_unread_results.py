@@ -7,7 +7,7 @@ import pytest
 from memprof.source_code.program import program_of
 from memprof.source_code.unread_results import UnreadResult, unread_result
 
-PROGRAM = """
+PROGRAM = """import torch
 class Model:
     def forward(self, tokens, past=None, use_cache=True, *, with_maps=True):
         present, maps = [], []
@@ -38,6 +38,9 @@ ONE, TWO = "return x, present", "return x, present, maps"
         (ONE, "out = model(tokens)\n    use(out[0], out)", None),
         (ONE, "x, cached = model(tokens)\n    use(x, cached)", None),
         (ONE, "return model(tokens)", None),
+        (ONE, "x, _ = split(model(tokens))\n    use(x)", None),
+        (ONE, "x, _ = self.split(self.model(tokens))\n    use(x)", None),
+        (ONE, "x, _ = model(torch.cat(tokens))\n    use(x)", UnreadResult("present", "use_cache")),
         (ONE, "model(tokens)", None),
         (ONE, "return model(tokens)[1]", None),
         ("return x", "x, _ = model(tokens)\n    use(x)", None),

@@ -89,7 +89,12 @@ class KeptGraph(GrowthRule[KeptGraphs]):
             )
             place = calling_place(case) or carried.place
             yield Advice("no_grad", why, place)
-        if cause.place is not None and cause.filling is not None:
+            why = (
+                f"Or cut off both: hand over `{carried.name}` detached to the next round, and keep "
+                "what is kept detached."
+            )
+            yield Advice("detach", why, carried.place)
+        elif cause.place is not None and cause.filling is not None:
             yield from _cuts(cause.place, cause.filling, case)
         elif cause.entry is not None:
             why = (
