@@ -13,6 +13,7 @@ from memprof.reference_chain import LinkKind, above_graph, is_field
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice
 from memprof.rules.source_facts import serves_training
+from memprof.rules.unvisited_passes import keeps_graph
 from memprof.source_code.dataflow import flow_from
 from memprof.source_code.idioms import (
     Accumulation,
@@ -36,7 +37,7 @@ from memprof.source_code.program import (
 from memprof.source_code.retained_graphs import asked_by_options, retain_argument
 from memprof.source_code.returned_values import returned_from
 from memprof.source_code.verbs import CUTTING
-from memprof.trace import Frame, Phase
+from memprof.trace import EMPTY, Frame, Phase
 from memprof.views.window import Window
 
 __all__ = [
@@ -267,12 +268,16 @@ def never_visited(window: Window | None, allocs: npt.NDArray[np.int64]) -> bool:
     """Whether backward passes ran after these allocations, and freed nothing that is made alike.
 
     Made alike is what has one of their stacks. A backward pass frees what it goes through, whoever
-    holds the graph.
+    holds the graph, unless it is asked to keep it: where one of them is, or where nobody knows
+    which line ran one, nothing is known.
     """
     if window is None or window.owners.inferred or len(allocs) < _LEAST_TENSORS:
         return False
-    later = window.phase_of_event[int(allocs.min()) :]
-    if not bool((later == Phase.BACKWARD).any()):
+    first = int(allocs.min())
+    in_pass = window.phase_of_event[first:] == Phase.BACKWARD
+    stacks = np.unique(window.trace.events.stack[first:][in_pass])
+    lines = [window.user_frames(window.trace.stack(s)) for s in stacks[stacks != EMPTY].tolist()]
+    if not lines or any(not frames or keeps_graph(frames[0]) for frames in lines):
         return False
     lives = window.lives
     stacks = np.unique(lives.stack[np.isin(lives.alloc, allocs)])

@@ -320,6 +320,13 @@ def learn(policy, optimizer, state):
     optimizer.step()
 
 
+def learn_and_keep(policy, optimizer, state):
+    loss = policy(torch.randn(SIZE, SIZE), state)[0].square().mean()
+    optimizer.zero_grad()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+
+
 def acting(tracker):
     """A recurrent policy acts, and learns from what it finds again in the buffer."""
     policy, buffer = Policy(), deque(maxlen=64)
@@ -360,9 +367,22 @@ def acting_from_what_is_cut_off(tracker):
         tracker.step()
 
 
+def acting_with_graphs_that_are_kept(tracker):
+    """Whether a backward pass goes through what is stored cannot be seen."""
+    policy, buffer = Policy(), []
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.01)
+    state = torch.zeros(SIZE, SIZE)
+    for _ in range(16):
+        values, state = policy(torch.randn(SIZE, SIZE), state)
+        buffer.append((values.argmax(1), state))
+        learn_and_keep(policy, optimizer, buffer[0][1].detach())
+        tracker.step()
+
+
 @pytest.mark.parametrize(
     ("program", "fix", "name"),
     [
+        (acting_with_graphs_that_are_kept, "detach", "`buffer`"),
         (acting, "no_grad", "`state`"),
         (acting_in_one_line, "no_grad", "`state`"),
         (acting_from_what_is_cut_off, "detach", "`buffer`"),
