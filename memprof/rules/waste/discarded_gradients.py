@@ -163,6 +163,7 @@ def _graphs_for_nothing(
     own = np.isin(window.module, list(modules))
     gradients = np.flatnonzero(own & (window.category == Category.GRADIENT))
     inside = _near(window, modules)
+    forward = {trained: _forward_labels(window, trained) for trained in {p.trained for p in passes}}
     graphs, discarded, decided = [], [], 0
     for one in passes:
         there = gradients[(lives.alloc[gradients] <= one.end) & (lives.free[gradients] > one.end)]
@@ -173,7 +174,7 @@ def _graphs_for_nothing(
         if len(own_steps) and own_steps[0] < until:
             return None
         is_decided = bool(len(own_steps)) or until < window.events
-        graph = _graph_of(window, one, inside)
+        graph = _graph_of(window, one, inside, forward[one.trained])
         if graph is None and is_decided:
             return None
         if graph is None:
@@ -198,23 +199,28 @@ def _near(window: Window, modules: frozenset[int]) -> Bools:
     return np.isin(window.module, near)
 
 
-def _graph_of(window: Window, one: _Pass, inside: Bools) -> Ints | None:
-    """What a pass frees of activations of modules; None where a trained one may lead to them.
-
-    One that runs before them does, but where they are known to be called with nothing that takes a
-    gradient: ``critic(real)``, and then ``critic(generator(noise))``.
-    """
-    lives = window.lives
-    freed = (lives.free >= one.begin) & (lives.free <= one.end)
-    graph = inside & freed & (lives.alloc > one.after) & (window.category == Category.ACTIVATION)
-    rows = np.flatnonzero(graph)
-    paths = {window.owners.module.names[module] for module in one.trained}
-    within = np.array(
+def _forward_labels(window: Window, modules: frozenset[int]) -> Bools:
+    """Which labels of the recording are of a forward pass inside one of those modules."""
+    paths = {window.owners.module.names[module] for module in modules}
+    return np.array(
         [
             label.phase == Phase.FORWARD and any(_contains(path, label.module) for path in paths)
             for label in window.trace.tables.labels
         ]
     )
+
+
+def _graph_of(window: Window, one: _Pass, inside: Bools, within: Bools) -> Ints | None:
+    """What a pass frees of activations of modules; None where a trained one may lead to them.
+
+    One that runs before them does, but where they are known to be called with nothing that takes a
+    gradient: ``critic(real)``, and then ``critic(generator(noise))``. ``within`` has the labels
+    inside of what the pass trains.
+    """
+    lives = window.lives
+    freed = (lives.free >= one.begin) & (lives.free <= one.end)
+    graph = inside & freed & (lives.alloc > one.after) & (window.category == Category.ACTIVATION)
+    rows = np.flatnonzero(graph)
     forward = np.flatnonzero(within[window.trace.events.label[one.after + 1 : one.begin]])
     if not len(forward):
         return None  # what it trains is called in a way that shows no module

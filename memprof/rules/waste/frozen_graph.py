@@ -161,7 +161,7 @@ def _asked_in_vain(programs: Sequence[Program]) -> Iterator[tuple[Place, str]]:
     for program, node in ((one, node) for one in programs for node in one.nodes):
         name = _asked_of(node)
         place = program.place(node) if isinstance(node, (ast.stmt, ast.Call)) else None
-        if place is None or _is_parameter(place, name):
+        if place is None or (name and _is_parameter(place, name)):
             continue
         if name:
             flow = flow_of(programs, place, name, through=False)

@@ -6,6 +6,7 @@ import ast
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -218,6 +219,7 @@ def _visits(window: Window, path: str) -> Callable[[int], bool]:
     return visits
 
 
+@lru_cache(maxsize=1)  # each model that learns asks for it
 def _saved_somewhere(window: Window) -> Bools:
     """What graphs save of a line, a module and a size, in the passes that were looked at."""
     lives = window.lives
