@@ -198,6 +198,10 @@ class Heap:
         self._marks[places] |= np.uint8(bits)
         self._marks[-1] = 0
 
+    def clear(self, objects: Iterable[object], bits: int) -> None:
+        """Take ``bits`` out of the marks of ``objects``."""
+        self._marks[self._places(addresses(list(objects)))] &= ~np.uint8(bits)
+
     def forget(self, objects: Iterable[object]) -> None:
         """Leave ``objects`` out of the search: they are neither entered nor reported."""
         self._marks[self._places(addresses(list(objects)))] = 0

@@ -7,7 +7,7 @@ import linecache
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -21,6 +21,7 @@ __all__ = [
     "frame_roots",
     "is_own",
     "is_own_module",
+    "library_classes",
     "module_root",
     "module_roots",
     "source_line",
@@ -180,6 +181,35 @@ def module_root(name: str, module: types.ModuleType) -> Root:
     """The globals of one module."""
     variables = types.ModuleType.__getattribute__(module, "__dict__")
     return _module_root(name, variables, user=_is_user_module(name, variables))
+
+
+def library_classes(classes: Iterable[type]) -> list[type]:
+    """Those of the ``classes`` that a module of a library has under their own names."""
+    variables_of: dict[object, dict[str, object] | None] = {}
+    attributes_of = type.__dict__["__dict__"].__get__
+    name_of = type.__dict__["__name__"].__get__
+    named = []
+    for kind in classes:
+        module = attributes_of(kind).get("__module__")
+        if type(module) is not str:
+            continue
+        if module not in variables_of:
+            variables_of[module] = _library_variables(module)
+        variables = variables_of[module]
+        if variables is not None and variables.get(name_of(kind)) is kind:
+            named.append(kind)
+    return named
+
+
+def _library_variables(name: str) -> dict[str, object] | None:
+    """The globals of a library's module; None where there is none of that name."""
+    module = sys.modules.get(name)
+    if module is None or not issubclass(type(module), types.ModuleType):
+        return None
+    variables = types.ModuleType.__getattribute__(module, "__dict__")
+    if type(variables) is not dict or _is_user_module(name, variables):
+        return None
+    return variables
 
 
 def _module_root(name: str, variables: dict[str, object], *, user: bool) -> Root:

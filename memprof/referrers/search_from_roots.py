@@ -32,7 +32,7 @@ from memprof.referrers.heap import (
 from memprof.referrers.iterated import iterated_roots
 from memprof.referrers.links_by_type import KEEPING_ITERATORS
 from memprof.referrers.numpy_arrays import kept_by_arrays
-from memprof.referrers.roots import Root, frame_roots, is_own_module, module_roots
+from memprof.referrers.roots import Root, frame_roots, is_own_module, library_classes, module_roots
 from memprof.referrers.targets import Targets
 from memprof.referrers.torch_references import (
     TorchEdges,
@@ -148,7 +148,8 @@ class Search:
         self.heap = Heap(listed.objects, listed.omitted_ids, self.deadline)
         del listed  # the heap alone keeps the list
         self._leave_out([*lasting, *inner, *running])
-        self._find_tensors()
+        classes = _derived_from(object)
+        self._find_tensors(classes)
         if self.in_passing:
             usual_s = (_SORTED_AGAIN_S if number else _SORTED_S) * len(self.heap.objects)
             self.deadline.allow_for((time.thread_time() - began_s) / usual_s)
@@ -161,6 +162,11 @@ class Search:
         self._stops_early = False
         self._of_arrays: list[Reference] = []
         self.root_of: dict[int, Root] = {}
+        named = {id(value) for root in users for value in root.values}
+        named |= {id(value) for root in lasting for value in root.values}
+        # What a class of a library has is better named by its module, wherever it leads to.
+        self._libraries_own = [one for one in library_classes(classes) if id(one) not in named]
+        self.heap.mark(self._libraries_own, VISITED)
         for group in (lasting, inner, running):
             self._near_names = _NEAR_NAMES
             self._sweep_roots(group)
@@ -182,6 +188,7 @@ class Search:
     def _sweep_libraries(self) -> None:
         """Sweep from the libraries' modules, with time left for graphs that a name leads to."""
         libraries = module_roots(user=False)  # new objects: the heap has none of them
+        self.heap.clear(self._libraries_own, VISITED)
         with self.deadline.earlier(_FOR_GRAPHS if self._stops_early else 0.0):
             self._sweep_roots(libraries)
 
@@ -211,8 +218,8 @@ class Search:
         variables = [types.ModuleType.__getattribute__(one, "__dict__") for one in modules]
         self.heap.mark(variables, VISITED)
 
-    def _find_tensors(self) -> None:
-        by_role = self._by_role(self.heap.objects)
+    def _find_tensors(self, classes: list[type]) -> None:
+        by_role = self._by_role(self.heap.objects, classes)
         own, tensors, nodes, optimizers, storages, self._iterators = by_role
         self.heap.forget(own)
         self.tensors = [one for one in tensors if not is_symbolic(one)]  # type: ignore[arg-type, misc]
@@ -226,9 +233,9 @@ class Search:
         visible = frozenset(map(id, self.tensors))
         self.edges = TorchEdges(self.heap, self.targets, visible, self.deadline)
 
-    def _by_role(self, objects: list[object]) -> tuple[list[object], ...]:
+    def _by_role(self, objects: list[object], classes: list[type]) -> tuple[list[object], ...]:
         """Of all objects memprof's own, and what is of another of the roles, in one pass."""
-        types_of = _types_by_role()
+        types_of = _types_by_role(classes)
         _, self.tensor_types, self.node_types, *_ = types_of
         by_role: tuple[list[object], ...] = tuple([] for _ in types_of)
         role_of = {  # by id: a metaclass may define ``__hash__``
@@ -494,11 +501,11 @@ class Search:
         return root, [run[::-1] for run in runs[::-1]], paths[::-1]
 
 
-def _types_by_role() -> tuple[list[type], ...]:
-    """The classes of memprof's own objects, tensors, nodes, optimizers, storages, generators."""
+def _types_by_role(classes: list[type]) -> tuple[list[type], ...]:
+    """Of all ``classes`` those of memprof, tensors, nodes, optimizers, storages and generators."""
     own, bare_nodes = [], []
     own_attributes = type.__dict__["__dict__"].__get__
-    for kind in _derived_from(object):  # thousands: most are neither, and one look says so
+    for kind in classes:  # thousands: most are neither, and one look says so
         attributes = own_attributes(kind)
         if "__module__" not in attributes:
             if is_node_type(kind):

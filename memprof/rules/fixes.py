@@ -57,6 +57,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "in_place": "Compute in the memory of the old values: `x.sub_(mean).div_(std)`.",
         "remove_masks": 'Make pruning permanent: `prune.remove(module, "weight")`.',
         "evaluate_itself": "Evaluate the model itself: `model.eval()`, then `model.train()`.",
+        "share_model": "Have all threads call one model: in `eval()` nothing writes to it.",
         "mean_first": "Take the mean before a linear layer: `layer(x.mean(1))`.",
         "run_once": "Run a model once on an input, and hand its result to all that read it.",
         "store_once": "Store what two entries share once, and read it by its place.",

@@ -20,6 +20,7 @@ from memprof.source_code.program import (
     Program,
     bound_names,
     called_name,
+    calls_in,
     source_of,
 )
 from memprof.source_code.reductions import computed_by_value
@@ -36,6 +37,7 @@ __all__ = [
     "computed_part",
     "followed",
     "gathered_part",
+    "joined_part",
     "newest_read",
     "overwritten",
     "part_read",
@@ -67,6 +69,7 @@ _SELECTING = frozenset(("narrow", "select"))
 _OF_POSITIONS = ("1", "-2")
 """The dimension behind that of the batch, or before that of a layer's features."""
 _OVERWRITING = frozenset(("copy_", "fill_", "zero_"))
+_STACKING = "stack"
 _SORTS = frozenset(("argsort", "sort"))
 
 
@@ -81,6 +84,8 @@ class Instead(Enum):
     """For the first of sorted values."""
     EACH = "the part of each that is stacked"
     """For a part of what is joined of a list."""
+    ONE = "the one that is read"
+    """For one of what is joined of a list."""
     OPERANDS = "the part of the operands"
     """For a part of what is computed value by value."""
     LOGITS = "the logits that are meant, less the logarithm of the sum of each row"
@@ -293,6 +298,57 @@ def computed_part(place: Place) -> ComputedPart | None:
     return None
 
 
+def joined_part(place: Place, programs: Sequence[Program]) -> ComputedPart | None:
+    """The one item that is read of what a statement stacks of a list: ``torch.stack(states)[-1]``.
+
+    Where it returns that, each call of its function takes the same item: ``solve(f, x)[-1]``.
+    """
+    joins = [one for one in calls_in(place.statement, _STACKING) if _joins_list(one)]
+    if len(joins) != 1:
+        return None
+    (join,) = joins
+    if not isinstance(place.statement, ast.Return) or place.statement.value is not join:
+        parts = _parts_of(place, join, Instead.ONE)
+        texts = {ast.unparse(part) if part is not None else "" for part in parts}
+        return (
+            ComputedPart(texts.pop(), Instead.ONE) if len(texts) == 1 and "" not in texts else None
+        )
+    function = place.function
+    named = [f for one in programs for f in one.functions(function.name)] if function else []
+    if function is None or any(one is not function for one in named):
+        return None
+    taken = {_taken_of_call(node, above) for node, above in _uses_of(function.name, programs)}
+    if len(taken) != 1 or "" in taken:
+        return None
+    return ComputedPart(f"{function.name}(…)[{taken.pop()}]", Instead.ONE)
+
+
+def _uses_of(name: str, programs: Sequence[Program]) -> Iterator[tuple[ast.expr, list[ast.AST]]]:
+    """Every place where a function's name stands, with the nodes around it; imports apart."""
+    for program in {id(one.tree): one for one in programs}.values():
+        for node in program.nodes:
+            if (isinstance(node, ast.Name) and node.id == name) or (
+                isinstance(node, ast.Attribute) and node.attr == name
+            ):
+                where = program.at(node.lineno)
+                yield node, nodes_around(where.statement, node) if where is not None else []
+
+
+def _taken_of_call(name: ast.expr, around: list[ast.AST]) -> str:
+    """The number of the item that is taken of what a call returns; empty where it is used whole."""
+    call, above = around[-1] if around else None, around[-2] if len(around) > 1 else None
+    if not isinstance(call, ast.Call) or call.func is not name:
+        return ""
+    is_item = isinstance(above, ast.Subscript) and above.value is call and _is_one(above.slice)
+    return ast.unparse(above.slice) if is_item and isinstance(above, ast.Subscript) else ""
+
+
+def _is_one(index: ast.expr) -> bool:
+    """Whether a subscript takes one item of the first dimension, by a number."""
+    first = index.elts[0] if isinstance(index, ast.Tuple) and index.elts else index
+    return not isinstance(first, ast.Slice) and _is_number(first)
+
+
 def _chosen_part(place: Place) -> ComputedPart | None:
     """The few that are chosen by other values of what a statement enlarges: ``masks[keep]``.
 
@@ -463,6 +519,8 @@ def _part_of(
             takes = _are_first_few
         elif instead is Instead.EACH:
             takes = partial(_is_part_of_each, place)
+        elif instead is Instead.ONE:
+            takes = _is_one
         if isinstance(parent, ast.Subscript) and parent.value is value and takes(parent.slice):
             return parent
         return None

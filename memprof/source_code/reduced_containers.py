@@ -16,7 +16,7 @@ from memprof.source_code.reductions import (
 from memprof.source_code.scopes import COMPREHENSIONS, nodes_around, reads_of
 from memprof.source_code.verbs import FILLING, JOINING
 
-__all__ = ["reads_of_items", "reduction_of_all"]
+__all__ = ["newest_items_read", "reads_of_items", "reduction_of_all"]
 
 _HANDING = frozenset(("items", "values"))
 _OF_LENGTH = frozenset(("bool", "len"))
@@ -31,11 +31,12 @@ def reduction_of_all(place: Place, name: str, programs: Sequence[Program]) -> Re
     dict of lists the same is done in a loop over its values. Whatever has its name anywhere in the
     file may be the container; of an attribute in any file.
     """
+    name = name.partition("[")[0]  # of ``self.maps[key]`` the dict of lists
     reductions: list[Reduction] = []
     joined_at: ast.stmt | None = None
     in_order = sorted(_reads(place, name, programs), key=lambda one: one[0].lineno)
     for read, around, program in in_order:
-        if _fills(read, around) or _is_measured(around):
+        if _fills(read, around) or _is_measured(read, around):
             continue
         if joined_at is not None and read.lineno > (joined_at.end_lineno or joined_at.lineno):
             continue  # by now it is the joined tensor that has the name
@@ -52,8 +53,40 @@ def reads_of_items(
 ) -> Iterator[tuple[ast.expr, Program]]:
     """Reads of a container that a statement fills, and their files; not of its length alone."""
     for read, around, program in _reads(place, name, programs):
-        if not (_fills(read, around) or _is_measured(around)):
+        if not (_fills(read, around) or _is_measured(read, around)):
             yield read, program
+
+
+def newest_items_read(place: Place, name: str, programs: Sequence[Program]) -> str:
+    """The one expression by which a list is read, where that takes items from its end: ``x[-1]``.
+
+    Empty where anything else of it is read, or nothing.
+    """
+    texts = set()
+    for read, around, _ in _reads(place, name, programs):
+        if _fills(read, around) or _is_measured(read, around) or _is_asked_for(read, around):
+            continue
+        part = around[-1] if around else None
+        if not (isinstance(part, ast.Subscript) and part.value is read and _is_newest(part.slice)):
+            return ""
+        texts.add(ast.unparse(part))
+    return texts.pop() if len(texts) == 1 else ""
+
+
+def _is_newest(index: ast.expr) -> bool:
+    """``-1``, or ``-8:``; a name may be anything."""
+    if isinstance(index, ast.Slice):
+        if index.upper is not None or index.step is not None or index.lower is None:
+            return False
+        index = index.lower
+    is_from_end = isinstance(index, ast.UnaryOp) and isinstance(index.op, ast.USub)
+    return is_from_end and isinstance(getattr(index, "operand", None), ast.Constant)
+
+
+def _is_asked_for(read: ast.expr, around: list[ast.AST]) -> bool:
+    """Whether only this is asked, if there is anything in it: ``if self.maps:``."""
+    parent = around[-1] if around else None
+    return isinstance(parent, (ast.If, ast.IfExp, ast.While)) and parent.test is read
 
 
 def _joined_under(name: str, place: Place, read: ast.expr) -> ast.stmt | None:
@@ -99,9 +132,11 @@ def _fills(read: ast.expr, around: list[ast.AST]) -> bool:
     return parent.attr in FILLING or parent.attr in _MAKING
 
 
-def _is_measured(around: list[ast.AST]) -> bool:
-    """Whether only the length is asked for."""
+def _is_measured(read: ast.expr, around: list[ast.AST]) -> bool:
+    """Whether only the length is asked for, or whether it has a key: ``if name in self.maps``."""
     parent = around[-1] if around else None
+    if isinstance(parent, ast.Compare) and parent.left is not read:
+        return all(isinstance(one, (ast.In, ast.NotIn)) for one in parent.ops)
     return called_name(parent) in _OF_LENGTH if isinstance(parent, ast.Call) else False
 
 
@@ -148,7 +183,7 @@ def _in_loop(loop: ast.For | ast.AsyncFor, program: Program) -> Reduction | None
         if loop.lineno <= load.lineno <= (loop.end_lineno or loop.lineno)
     ]
     reductions = [
-        _reduction(load, nodes, program) for load, nodes in loads if not _is_measured(nodes)
+        _reduction(load, nodes, program) for load, nodes in loads if not _is_measured(load, nodes)
     ]
     if len(reductions) == 1 and reductions[0] is not None:
         return reductions[0]
@@ -166,7 +201,7 @@ def _of_each(scope: ast.AST, target: ast.expr, program: Program) -> Reduction | 
     calls = []
     for load, nodes in reads_of(scope, target.id):
         is_before = load.lineno < target.lineno and not isinstance(scope, COMPREHENSIONS)
-        if _is_measured(nodes) or is_before:
+        if _is_measured(load, nodes) or is_before:
             continue
         node, around = _part(load, nodes)
         call = reducing(node, around) if around else None

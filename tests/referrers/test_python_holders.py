@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import collections
 import functools
 import gc
@@ -692,3 +693,44 @@ def test_a_thread_that_builds_tuples_is_not_disturbed_by_a_search() -> None:
         over.set()
         thread.join()
     assert set(results) == {13}
+
+
+LOGGED = """
+import gc
+import logging
+from logging.handlers import MemoryHandler
+import torch
+import torch._dynamo  # whose classes lead to many a cache, and to logging's own
+import memprof
+
+def scored():
+    logging.getLogger("payments").setLevel(logging.DEBUG)
+    logging.getLogger("payments").addHandler(MemoryHandler(10_000))
+    logging.getLogger("payments.scorer").debug("rows %s", torch.ones(77))
+
+def kept():
+    return next(one for one in gc.get_objects() if type(one) is torch.Tensor and len(one) == 77)
+
+def show():
+    rows = kept()
+    for holder in memprof.holders(rows):
+        if holder.kind != "local":
+            print([link.kind.value for link in holder.links])
+            print([link.name for link in holder.links])
+
+scored()
+show()
+"""
+
+
+def test_what_a_librarys_class_has_is_named_by_its_module() -> None:
+    # Not in a fork: what its server has made is left out of a search there.
+    done = subprocess.run(
+        [sys.executable, "-c", LOGGED], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    kinds, names = map(ast.literal_eval, done.stdout.splitlines())
+    assert "lru_cache" not in kinds
+    at = names.index("manager")
+    assert names[at : at + 6] == ["manager", "loggerDict", "'payments'", "handlers", "0", "buffer"]
+    assert (at, kinds[0]) == (1, "global")

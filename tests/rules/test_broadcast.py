@@ -172,3 +172,19 @@ def test_a_loss_says_that_its_operands_are_alike_though_one_is_a_part(tmp_path):
     found, *_ = findings_of(loss_module, tmp_path / "run.json")
     assert (found.rule, found.match.side) == ("broadcast", 1024)
     assert "broadcast" not in names(loss_of_tables, tmp_path / "other.json")
+
+
+def scaled_table():
+    """A table of distances is scaled anew in each step, beside two vectors of its side."""
+    points, weights, wanted = torch.randn(1024, 3), torch.randn(1024), torch.randn(1024)
+    table = torch.cdist(points, points)
+
+    def step(number):
+        scaled = table / (number + 1.5)
+        return (scaled @ weights).dot(wanted).item()
+
+    return step
+
+
+def test_what_is_made_of_a_table_by_a_number_is_no_broadcast(tmp_path):
+    assert "broadcast" not in names(scaled_table, tmp_path / "run.json")

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from tests.rules.recorded import findings_of, names
+from tests.rules import frequencies
+from tests.rules.recorded import findings_of, findings_of_fork, names
 
 FRAMES, WIDTH = 512, 128
 
@@ -197,3 +198,20 @@ def test_data_of_which_the_steps_take_a_part_is_given_up_as_well(tmp_path):
 def test_what_is_not_given_up_again_or_was_asked_for_is_meant(tmp_path):
     for program in (in_single_precision, never_given_up, accumulated, one_row):
         assert "discarded-precision" not in names(program, tmp_path / "run.json"), program
+
+
+def wide_alone(program, path):
+    """The same in a process whose files name no type, but for torch's and NumPy's."""
+    return [one for one in findings_of_fork(program, path) if one.rule == "discarded-precision"]
+
+
+def test_a_conversion_to_the_type_of_data_is_told_where_no_file_asks_for_it(tmp_path):
+    (found,) = wide_alone(frequencies.typed_as_frequencies, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert found.site.code == "return torch.sin(rates[:, None] * torch.arange(LENGTH))"
+    assert found.bytes % (frequencies.STATES * frequencies.LENGTH * 8) == 0
+    assert found.match.saving.bytes == found.bytes // 2
+    assert first.why.startswith("`self.frequencies.dtype` takes the type of data that came in")
+    assert first.code == "return torch.from_numpy(np.linspace(0, 1, STATES))"
+    for program in (frequencies.of_narrow_frequencies, frequencies.kept_wide):
+        assert wide_alone(program, tmp_path / "run.json") == [], program

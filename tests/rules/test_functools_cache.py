@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import ClassVar
 
 import pytest
 import torch
@@ -136,3 +137,30 @@ def test_a_bound_of_results_is_none_of_the_objects_that_keys_keep(tmp_path):
 def test_results_of_one_object_fill_the_cache_up_to_its_bound(tmp_path):
     found = findings_of_fork(one_table, tmp_path / "run.json")
     assert not any(one.bytes_per_step for one in found if not one.minor)
+
+
+def classes_in_a_cache():
+    """A cache has a class, and a list of the class' keeps what grows."""
+
+    class Registry:
+        shown: ClassVar[list[torch.Tensor]] = []
+
+    @functools.cache
+    def of_kind(kind):
+        return Registry
+
+    class Job:
+        lookup = staticmethod(of_kind)
+
+    of_kind("rows")
+
+    def step(number):
+        Job.lookup("rows").shown.append(torch.zeros(WIDTH))
+
+    return step
+
+
+def test_a_cache_of_classes_is_none_of_what_these_keep(tmp_path):
+    (found,) = findings_of(classes_in_a_cache, tmp_path / "run.json")
+    assert "functools-cache" not in {remedy.rule for remedy in found.remedies}
+    assert found.bytes_per_step == WIDTH * 4

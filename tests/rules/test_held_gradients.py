@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import runpy
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import nn
 import memprof
 from memprof.loading import load
 from memprof.rules.ranked_findings import findings
+from tests import forks
 from tests.rules.recorded import findings_of
 
 
@@ -51,6 +54,7 @@ def test_what_it_saves_are_the_gradients_of_the_model(tmp_path):
     assert "gradients of the step before" in found.title
     assert found.remedies[0].fix == "set_to_none"
     assert found.remedies[0].code == "optimizer.zero_grad()"
+    assert not found.match.tentative
 
 
 class Job:
@@ -148,3 +152,23 @@ def test_the_line_that_fills_gradients_with_zeros_is_to_be_changed(clear, typed,
     (first,) = found.remedies
     assert (first.fix, first.code, first.typed) == ("set_to_none", clear, typed)
     assert "fills them with zeros instead of dropping them" in first.why
+
+
+FITTED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+import fitter
+from tests.rules.fitted import fitted_by
+from tests.rules.recorded import record
+record(lambda: fitted_by(fitter), Path(sys.argv[1]))
+"""
+
+
+def test_in_the_order_of_a_librarys_trainer_they_are_a_note(tmp_path):
+    libraries = shutil.copytree(Path(__file__).parent / "site-packages", tmp_path / "site-packages")
+    done = forks.run(FITTED, tmp_path / "run.json", libraries)
+    assert done.returncode == 0, done.stderr
+    found = findings(load(tmp_path / "run.json"))
+    (one,) = [one for one in found if one.rule == "held-gradients"]
+    assert (one.bytes, one.match.tentative) == (4 * (192 * 192 * 4 + 1024), True)

@@ -841,3 +841,65 @@ def test_what_is_searched_is_not_saved_for_having_the_same_size(tmp_path):
     findings_of(lambda: searched(lambda s: s.topk(10).indices.float().mean()), tmp_path / "k.json")
     saved = peak_of(tmp_path / "run.json") - peak_of(tmp_path / "k.json")
     assert ranked.remedies[0].saves_bytes == pytest.approx(saved, rel=0.05)
+
+
+SIDE, STATES = 256, 12
+
+
+def solved(speed, state, count):
+    """The state after each of ``count`` moments."""
+    states = [state]
+    for _ in range(count):
+        states.append(states[-1] + speed(states[-1]) / count)
+    return torch.stack(states)
+
+
+def walked(speed, state, count):
+    path = [state]
+    for _ in range(count):
+        path.append(path[-1] + speed(path[-1]) / count)
+    return torch.stack(path)
+
+
+def last_state():
+    return lambda _: solved(torch.neg, torch.randn(SIDE, SIDE), STATES)[-1].mean().item()
+
+
+def last_of_stacked():
+    def step(_):
+        states = [torch.randn(SIDE, SIDE)]
+        for _ in range(STATES):
+            states.append(states[-1] * 0.9)
+        return torch.stack(states)[-1].mean().item()
+
+    return step
+
+
+def end_and_way():
+    """One caller reads the last state, and the other all of them."""
+
+    def step(_):
+        end = walked(torch.neg, torch.randn(SIDE, SIDE), STATES)[-1]
+        return end.mean().item(), walked(torch.neg, end, STATES).std(0).mean().item()
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [(last_state, "solved(…)[-1]"), (last_of_stacked, "torch.stack(states)[-1]")],
+)
+def test_one_of_many_that_are_stacked_is_to_be_kept_alone(program, text, tmp_path):
+    path = tmp_path / "run.json"
+    (found,) = [one for one in findings_of(program, path) if one.rule == "partly-read"]
+    remedy = found.remedies[0]
+    state = SIDE * SIDE * 4
+    assert remedy.fix == "narrow_first"
+    assert f"Only `{text}` of the 6.50 MiB is read, one of many" in remedy.why
+    assert found.bytes == 2 * (STATES + 1) * state
+    assert peak_of(path) // state == 2 * (STATES + 1)
+    assert remedy.peak_after // state <= 4
+
+
+def test_where_another_caller_reads_all_of_them_nothing_is_said(tmp_path):
+    assert "partly-read" not in names(end_and_way, tmp_path / "run.json")

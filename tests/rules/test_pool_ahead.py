@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from multiprocessing.pool import ThreadPool
-from threading import Semaphore
+from threading import Event, Semaphore
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from memprof.rules.waste import pool_ahead
 from memprof.source_code.program import program_of
 from tests.rules.recorded import findings_of, names
 
-ITEMS, SIZE = 24, 65_536
+ITEMS, SIZE, STEPS = 24, 65_536, 16
 
 
 def made(number):
@@ -218,3 +218,32 @@ def test_results_that_are_collected_are_left_alone(tmp_path):
 def test_results_that_are_wanted_together_or_few_ahead_are_as_they_should_be(tmp_path):
     assert "pool-ahead" not in names(looks_alike, tmp_path / "run.json")
     assert "pool-ahead" not in names(few_ahead, tmp_path / "other.json")
+
+
+def scored_in_threads():
+    """What the threads' models work with is no result that waits, however many tensors it is."""
+    layer, asked = torch.randn(64, 64), [Event() for _ in range(ITEMS)]
+
+    def scored(number):
+        rows = torch.full((SIZE // 64, 64), float(number))
+        hidden = rows @ layer
+        scores = hidden @ layer
+        asked[number].wait()
+        return (rows + scores).sum().item() + hidden[0, 0].item()
+
+    pool = ThreadPoolExecutor(6)
+    results = pool.map(scored, range(ITEMS))
+
+    def step(number):
+        asked[number].set()
+        if number == STEPS - 1:
+            for one in asked:
+                one.set()
+            pool.shutdown()
+        return next(results)
+
+    return step
+
+
+def test_what_threads_work_with_is_no_result(tmp_path):
+    assert "pool-ahead" not in names(scored_in_threads, tmp_path / "run.json")

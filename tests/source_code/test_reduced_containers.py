@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from memprof.source_code.program import program_of
-from memprof.source_code.reduced_containers import reduction_of_all
+from memprof.source_code.reduced_containers import newest_items_read, reduction_of_all
 from memprof.source_code.reductions import Reduced
 
 OF_LIST = """\
@@ -131,3 +131,52 @@ def test_names_that_are_bound_one_after_the_other(read, along, tmp_path):
     program = program_of(str(path))
     found = reduction_of_all(program.at(4), "outs", [program])
     assert (found.along if found is not None else None) is along
+
+
+OF_SLOPES = """\
+class Journal:
+    def __init__(self, names):
+        self.slopes = {{name: [] for name in names}}
+
+    def add(self, model):
+        for name, p in model.named_parameters():
+            if name in self.slopes:
+                self.slopes[name].append(p.grad.view(-1))
+
+    def show(self):
+        for name, slopes in self.slopes.items():
+            {read}
+"""
+
+
+@pytest.mark.parametrize(
+    ("read", "texts"),
+    [
+        ("print(name, [g.abs().mean().item() for g in slopes])", ("g.abs().mean()",)),
+        ("print(name, slopes)", None),
+    ],
+)
+def test_a_dict_of_lists_that_is_asked_for_a_key_is_one(read, texts, tmp_path):
+    path = tmp_path / "journal.py"
+    path.write_text(OF_SLOPES.format(read=read))
+    program = program_of(str(path))
+    found = reduction_of_all(program.at(8), "self.slopes[name]", [program])
+    assert (found.texts if found is not None else None) == texts
+
+
+@pytest.mark.parametrize(
+    ("read", "newest"),
+    [
+        ("return self.maps[-1][0].mean(0)", "self.maps[-1]"),
+        ("return torch.stack(self.maps[-8:]) if self.maps else None", "self.maps[-8:]"),
+        ("return self.maps[-1], self.maps[0]", ""),
+        ("return self.maps[-self.count:]", ""),
+        ("return [one for one in self.maps]", ""),
+        ("return len(self.maps)", ""),
+    ],
+)
+def test_items_from_the_end_are_the_newest(read, newest, tmp_path):
+    path = tmp_path / "store.py"
+    path.write_text(OF_LIST.format(read=read))
+    program = program_of(str(path))
+    assert newest_items_read(program.at(6), "self.maps", [program]) == newest

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memprof.records import Holder
-from memprof.reference_chain import LinkKind
+from memprof.reference_chain import Link, LinkKind
 from memprof.rules.case import Case, says
 from memprof.rules.containers import is_of_key
 from memprof.rules.rule import Advice, Cause, GrowthRule
@@ -19,6 +19,7 @@ from memprof.source_code.scopes import qualified_name
 __all__ = ["RULE"]
 
 _MEMOIZING = frozenset(("functools.cache", "functools.lru_cache"))
+_KEEPERS = (LinkKind.CLASS_ATTRIBUTE, LinkKind.LOG_RECORD)
 _LARGEST, _SMALLEST = 128, 8
 """Entries: the default of ``functools.lru_cache``; and those of a cache that is one still."""
 _OF_GROWTH = 8
@@ -57,7 +58,7 @@ class FunctoolsCache(GrowthRule[FunctionCache]):
     def match(self, case: Case) -> FunctionCache | None:
         """An ``lru_cache`` in a chain of references."""
         holder = case.holder(LinkKind.LRU_CACHE)
-        if holder is None:
+        if holder is None or _has_other_keeper(holder.links):
             return None
         place = case.link_place(LinkKind.LRU_CACHE) or case.place_of(holder)
         decorator = memoizer(place)
@@ -105,6 +106,15 @@ class FunctoolsCache(GrowthRule[FunctionCache]):
             line,
             otherwise=True,
         )
+
+
+def _has_other_keeper(links: list[Link]) -> bool:
+    """Whether a cache only leads to what keeps the tensors: a class, or a handler of log records.
+
+    Annotations and classes lie in caches of `typing` and of many a framework.
+    """
+    last = max(n for n, link in enumerate(links) if link.kind is LinkKind.LRU_CACHE)
+    return any(link.kind in _KEEPERS for link in links[last + 1 :])
 
 
 def _wrapping(case: Case, holder: Holder, place: Place | None) -> tuple[Place, ast.expr] | None:

@@ -31,7 +31,7 @@ from memprof.source_code.program import (
     nodes_of,
     root_name,
 )
-from memprof.source_code.reduced_containers import reduction_of_all
+from memprof.source_code.reduced_containers import newest_items_read, reduction_of_all
 from memprof.source_code.reductions import Reduced
 from memprof.source_code.scopes import parameters
 from memprof.source_code.verbs import FILLING
@@ -233,6 +233,9 @@ def _release_text(cause: GrownContainer, programs: Sequence[Program]) -> str:
     best = _best_few(cause.container.place, name, programs)
     if best:
         return f"only the best few of it are read (`{best}`): take the others out as they come"
+    newest = newest_items_read(cause.container.place, name, programs)
+    if newest:
+        return f"only its newest items are read (`{newest}`): keep those alone (`deque(maxlen=…)`)"
     if cause.container.is_module:
         return f"delete each part when it is done with (`del {name}[…]`), or fill one again"
     if cause.container.filling.keyed:

@@ -16,6 +16,7 @@ from memprof.source_code.scopes import qualified_name
 from memprof.source_code.values import values_of
 from memprof.trace import Phase
 from memprof.units import format_bytes
+from memprof.views.operator_graph import made_by_operators
 from memprof.views.window import Window
 
 __all__ = ["RULE"]
@@ -105,6 +106,8 @@ def _side(window: Window, large: LargeTensor) -> int:
     earlier &= window.lives.free > window.lives.alloc[row]
     if (window.lives.requested[earlier & window.has_owner] == requested).any():
         return 0  # a weight or a gradient of n × n went in, as in an optimizer's step
+    if _is_given_table(window, row):
+        return 0
     there = window.lives.requested[earlier & ~window.has_owner]
     # Where a loss is of two tables, these are there before it. Of two vectors one may be a part of
     # a larger tensor.
@@ -118,6 +121,14 @@ def _side(window: Window, large: LargeTensor) -> int:
         if fits and int((there == side * operand).sum()) >= least:
             return side
     return 0
+
+
+def _is_given_table(window: Window, row: int) -> bool:
+    """Whether operators are known to have made it of what is as large, all on its stack."""
+    stack, size = int(window.lives.stack[row]), int(window.lives.requested[row])
+    made = made_by_operators(window.operator_graphs)
+    known = [one for (at, _), one in made.items() if at == stack and one.size == size]
+    return bool(known) and all(one.given >= one.size for one in known)
 
 
 def _may_have(place: Place, window: Window, width: int) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idioms import keyword
-from memprof.source_code.program import Place, called_name, calls_in, place_of
+from memprof.source_code.program import Place, Program, called_name, calls_in, place_of
 from memprof.source_code.verbs import FACTORIES
 from memprof.trace import SURVIVOR_AGE, Category
 from memprof.units import format_bytes
@@ -26,8 +26,13 @@ _LEAST_SHARE = 0.1
 _LEAST_TAKEN = 0.05
 """Of the data: so much is converted, where steps take batches out of it. A few numbers that are
 made float32 say nothing of it."""
+_DOUBLE = frozenset(
+    ("DoubleTensor", "complex128", "complex_", "double", "f8", "float64", "set_default_dtype")
+)
+"""How torch and NumPy call the type."""
 _OF_OWN_TYPE = ("new_empty", "new_full", "new_ones", "new_zeros")
 """Methods that make a tensor of the type that theirs has."""
+_FROM_NUMPY = "from_numpy"
 _LARGE = 4
 """The line that is told made the first tensor of at least such a part of the largest's bytes."""
 
@@ -40,6 +45,8 @@ class DiscardedPrecision(Match):
     """Data in float32 went in: something in float64 that it was combined with made them so."""
     typed_as: str = ""
     """The program asks for the type of other data here, as written: ``dtype=self.window.dtype``."""
+    origin: Place | None = None
+    """Where that data is taken from NumPy, if that is known."""
 
 
 class DiscardedPrecisionRule(WasteRule[DiscardedPrecision]):
@@ -60,6 +67,7 @@ class DiscardedPrecisionRule(WasteRule[DiscardedPrecision]):
         narrowed = sum(one.narrowed_bytes for one in window.doubles)
         if not narrowed or window.peak.event < 0:
             return
+        yield from _converted_to_type_of_data(window, narrowed)
         of_promotion, of_data = _rows(window, _PROMOTED), _rows(window, _OUTSIDE)
         there = of_data[window.at_peak[of_data]]
         lasting = window.freed_in[of_data] - window.made_in[of_data] >= SURVIVOR_AGE
@@ -108,7 +116,7 @@ class DiscardedPrecisionRule(WasteRule[DiscardedPrecision]):
                 f"The data came in float64, as NumPy's does, and {nbytes} of it stay so until they "
                 "are made float32 to be used: `.float()` when it is loaded takes half."
             )
-        yield Advice("single_precision", why, case.site)
+        yield Advice("single_precision", why, match.origin or case.site)
 
 
 def _typed_as_data(window: Window) -> Iterator[DiscardedPrecision]:
@@ -132,6 +140,51 @@ def _typed(
             every = rows[window.site[rows] == site]
             saving = window.replayed(window.whole(every), divisor=2)
             yield DiscardedPrecision(row, own, nbytes, saving, typed_as=typed_as)
+
+
+def _converted_to_type_of_data(window: Window, narrowed: int) -> Iterator[DiscardedPrecision]:
+    """What is computed in float64 and made float32 again, where no file of the program asks for it.
+
+    ``scale.to(self.freqs.dtype)``, of frequencies that came of NumPy: a way to ask for double
+    precision without its name.
+    """
+    rows = _rows(window, _MEANT)
+    there = rows[window.at_peak[rows]]
+    nbytes = int(window.lives.size[there].sum())
+    if window.share(nbytes) < _LEAST_SHARE or narrowed < _LEAST_TAKEN * nbytes:
+        return
+    if any(map(_asks_for_double, window.programs)):
+        return
+    taken = [text for program in window.programs for text in _types_of_others(program.tree)]
+    if taken:
+        large = there[_LARGE * window.lives.size[there] >= window.lives.size[there].max()]
+        row = int(large[np.argmin(window.lives.alloc[large])])
+        saving = window.replayed(window.whole(rows), divisor=2)
+        origin = _only_place_of_data(window)
+        yield DiscardedPrecision(row, there, nbytes, saving, typed_as=taken[0], origin=origin)
+
+
+def _only_place_of_data(window: Window) -> Place | None:
+    """Where the program takes data from NumPy, if it does so at one place."""
+    calls = [(one, call) for one in window.programs for call in calls_in(one.tree, _FROM_NUMPY)]
+    return calls[0][0].place(calls[0][1]) if len(calls) == 1 else None
+
+
+def _asks_for_double(program: Program) -> bool:
+    """Whether a name, or a text, of a file says double precision."""
+    names = {getattr(node, "attr", getattr(node, "id", "")) for node in program.nodes}
+    texts = {node.value for node in program.nodes if isinstance(node, ast.Constant)}
+    return bool(_DOUBLE & (names | {one for one in texts if isinstance(one, str)}))
+
+
+def _types_of_others(tree: ast.AST) -> Iterator[str]:
+    """What conversions take a type from, as written: ``x.dtype`` of ``.to(x.dtype)``."""
+    for call in calls_in(tree, "to", "type", "type_as"):
+        for one in (*call.args, *(other.value for other in call.keywords)):
+            if called_name(call) == "type_as":
+                yield f"type_as({ast.unparse(one)})"
+            elif isinstance(one, ast.Attribute) and one.attr == "dtype":
+                yield ast.unparse(one)
 
 
 def _made_like_data(window: Window) -> Iterator[DiscardedPrecision]:
@@ -167,13 +220,7 @@ def _maker(place: Place | None) -> str:
 
 def _takes_type_of_data(place: Place | None) -> bool:
     """Whether a statement converts something to another tensor's type: ``x.to(canvas.dtype)``."""
-    for call in calls_in(place.statement, "to", "type_as") if place is not None else ():
-        given = [*call.args, *(one.value for one in call.keywords)]
-        if called_name(call) == "type_as":
-            return True
-        if any(isinstance(one, ast.Attribute) and one.attr == "dtype" for one in given):
-            return True
-    return False
+    return place is not None and any(_types_of_others(place.statement))
 
 
 def _type_taken(place: Place | None) -> str:

@@ -144,18 +144,32 @@ def _of_the_step_before(window: Window) -> Iterator[GradientsInTheWay]:
         rows=survivors,
         nbytes=nbytes,
         saving=window.replayed(cuts),
-        tentative=window.share(nbytes) < _LEAST_SHARE and not _are_filled(window),
+        tentative=_is_by_library(window, survivors)
+        or (window.share(nbytes) < _LEAST_SHARE and not _are_filled(window)),
         across_steps=True,
     )
 
 
 def _are_the_programs_own(window: Window) -> bool:
     """Whether the program clears no gradients and works with them by itself, as with momentum."""
-    clears = any(
+    return not _clears(window) and any(map(reads_gradients, window.programs))
+
+
+def _clears(window: Window) -> bool:
+    """Whether the program's files clear gradients at all."""
+    return any(
         calls_in(program.tree, "zero_grad", "zero_") or sets_gradient_none(program)
         for program in window.programs
     )
-    return not clears and any(map(reads_gradients, window.programs))
+
+
+def _is_by_library(window: Window, gradients: Ints) -> bool:
+    """Whether they go in the next step, and by no file of the program: in a framework's own order.
+
+    Lightning clears them between a step's forward and backward pass.
+    """
+    age = window.freed_in[gradients] - window.made_in[gradients]
+    return not _clears(window) and float(np.median(age)) <= 1
 
 
 def _are_filled(window: Window) -> bool:

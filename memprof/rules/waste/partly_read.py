@@ -22,6 +22,7 @@ from memprof.source_code.parts_read import (
     PartRead,
     computed_part,
     gathered_part,
+    joined_part,
     part_read,
 )
 from memprof.source_code.program import Place, calls_in, place_of
@@ -68,7 +69,7 @@ class PartlyReadResult(WasteRule[PartlyRead]):
         if part is None:
             part, row = _diagonal(window, large)
         spared = _spared(window, large, part) if part is not None else rows
-        if isinstance(part, ComputedPart) and part.instead is Instead.EACH:
+        if isinstance(part, ComputedPart) and part.instead in (Instead.EACH, Instead.ONE):
             yield _of_each(window, large, part, spared)
             return
         if part is None:  # what is computed row by row of a layer's result is as large
@@ -131,6 +132,12 @@ class PartlyReadResult(WasteRule[PartlyRead]):
             why = (
                 f"Only `{part.text}` of the {nbytes} is read: take that part of each tensor as it "
                 "comes, and join these."
+            )
+            yield Advice("narrow_first", why, case.site)
+        elif part.instead is Instead.ONE:
+            why = (
+                f"Only `{part.text}` of the {nbytes} is read, one of many that are collected and "
+                "joined: keep that one alone."
             )
             yield Advice("narrow_first", why, case.site)
         elif part.instead is Instead.OPERANDS:
@@ -257,7 +264,7 @@ def _part(window: Window, large: LargeTensor) -> PartRead | ComputedPart | None:
         return part_read(stack)
     if large.place is None:
         return None
-    part = computed_part(large.place)
+    part = computed_part(large.place) or joined_part(large.place, window.programs)
     # A distribution's property computes it in functions of a library's.
     in_library = part is not None and part.instead is Instead.VARIANCE
     return part if in_library or made_by_its_statement(window, large.row) else None

@@ -113,9 +113,9 @@ def _waiting(
 ) -> Iterator[Waiting]:
     """Tensors of the peak that a frame of that kind made, if they go one after the other."""
     made = _made_by(window, is_maker)
-    rows = np.flatnonzero(made & window.at_peak)
+    rows = _of_one_line_each(window, np.flatnonzero(made & window.at_peak), fewest)
     nbytes = int(window.lives.size[rows].sum())
-    if len(rows) < fewest or window.share(nbytes) < _LEAST_SHARE:
+    if not len(rows) or window.share(nbytes) < _LEAST_SHARE:
         return
     if len(np.unique(window.freed_in[rows])) < _FEWEST_STEPS:
         return
@@ -128,11 +128,18 @@ def _waiting(
     )
 
 
+def _of_one_line_each(window: Window, rows: Ints, fewest: int) -> Ints:
+    """Those that a line has made so many of: of what a call is working with each thread has one."""
+    sites, counts = np.unique(window.site[rows], return_counts=True)
+    return rows[np.isin(window.site[rows], sites[counts >= fewest])]
+
+
 def _kept(window: Window) -> Iterator[Waiting]:
     """Results at the peak that nothing needs any more, as they were taken in a loop each."""
-    rows = np.flatnonzero(_made_by(window, _is_of_worker) & window.at_peak)
+    made = np.flatnonzero(_made_by(window, _is_of_worker) & window.at_peak)
+    rows = _of_one_line_each(window, made, _FEWEST)
     nbytes = int(window.lives.size[rows].sum())
-    is_much = len(rows) >= _FEWEST and window.share(nbytes) >= _LEAST_SHARE
+    is_much = len(rows) > 0 and window.share(nbytes) >= _LEAST_SHARE
     if not is_much or not _are_taken_singly(window):
         return
     later = [rows[window.site[rows] == site][_AHEAD:] for site in np.unique(window.site[rows])]
