@@ -317,30 +317,48 @@ def joined_part(place: Place, programs: Sequence[Program]) -> ComputedPart | Non
     named = [f for one in programs for f in one.functions(function.name)] if function else []
     if function is None or any(one is not function for one in named):
         return None
-    taken = {_taken_of_call(node, above) for node, above in _uses_of(function.name, programs)}
+    taken = {one for use in _uses_of(function.name, programs) for one in _taken_of_call(*use)}
     if len(taken) != 1 or "" in taken:
         return None
     return ComputedPart(f"{function.name}(…)[{taken.pop()}]", Instead.ONE)
 
 
-def _uses_of(name: str, programs: Sequence[Program]) -> Iterator[tuple[ast.expr, list[ast.AST]]]:
-    """Every place where a function's name stands, with the nodes around it; imports apart."""
+def _uses_of(
+    name: str, programs: Sequence[Program]
+) -> Iterator[tuple[Place | None, ast.expr, list[ast.AST]]]:
+    """Where a function's name stands, and the nodes around it in its statement; imports apart."""
     for program in {id(one.tree): one for one in programs}.values():
         for node in program.nodes:
             if (isinstance(node, ast.Name) and node.id == name) or (
                 isinstance(node, ast.Attribute) and node.attr == name
             ):
                 where = program.at(node.lineno)
-                yield node, nodes_around(where.statement, node) if where is not None else []
+                around = nodes_around(where.statement, node) if where is not None else []
+                yield where, node, around
 
 
-def _taken_of_call(name: ast.expr, around: list[ast.AST]) -> str:
-    """The number of the item that is taken of what a call returns; empty where it is used whole."""
+def _taken_of_call(place: Place | None, name: ast.expr, around: list[ast.AST]) -> Iterator[str]:
+    """The numbers of the items that are taken of what a call returns; empty where all is read.
+
+    Of a name that it is bound to, by each read of that.
+    """
     call, above = around[-1] if around else None, around[-2] if len(around) > 1 else None
-    if not isinstance(call, ast.Call) or call.func is not name:
-        return ""
-    is_item = isinstance(above, ast.Subscript) and above.value is call and _is_one(above.slice)
-    return ast.unparse(above.slice) if is_item and isinstance(above, ast.Subscript) else ""
+    if place is None or not isinstance(call, ast.Call) or call.func is not name:
+        yield ""
+        return
+    reads: list[tuple[ast.expr, ast.AST | None]] = [(call, above)]
+    if isinstance(above, ast.Assign) and all(isinstance(one, ast.Name) for one in above.targets):
+        bound = [ast.unparse(one) for one in above.targets]
+        loads = [one for name_bound in bound for one in reads_of(place.scope, name_bound)]
+        reads = [(load, parents[-1] if parents else None) for load, parents in loads]
+        if not reads:
+            yield ""
+    for read, parent in reads:
+        if isinstance(parent, ast.Attribute) and parent.attr in _OF_SHAPE:
+            continue
+        is_item = isinstance(parent, ast.Subscript) and parent.value is read
+        is_one = is_item and isinstance(parent, ast.Subscript) and _is_one(parent.slice)
+        yield ast.unparse(parent.slice) if is_one and isinstance(parent, ast.Subscript) else ""
 
 
 def _is_one(index: ast.expr) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -86,6 +87,39 @@ def in_threads():
     return step
 
 
+def in_a_queue():
+    first, idle = model(), queue.Queue()
+    for _ in range(WORKERS):
+        idle.put(copy.deepcopy(first))
+    x = torch.randn(2, WIDTH)
+
+    def step(_):
+        net = idle.get()
+        with torch.no_grad():
+            answers = net(x).argmax(1).tolist()
+        idle.put(net)
+        return answers
+
+    return step
+
+
+def by_names():
+    origin, by_name = model(), {}
+
+    def of_tenant(name):
+        if name not in by_name:
+            by_name[name] = copy.deepcopy(origin)
+        return by_name[name]
+
+    x = torch.randn(2, WIDTH)
+
+    @torch.inference_mode()
+    def step(number):
+        return of_tenant(number % WORKERS)(x).argmax(1).tolist()
+
+    return step
+
+
 class Loaded:
     def __init__(self, base, states):
         self.net = copy.deepcopy(base)
@@ -164,6 +198,15 @@ def test_threads_that_have_a_copy_each_are(tmp_path):
     found = findings_of(in_threads, tmp_path / "run.json", STEPS)[0]
     assert (found.rule, found.bytes) == ("called-copies", WORKERS * NBYTES)
     assert found.remedies[0].typed == "local.scorer = started"
+
+
+@pytest.mark.parametrize(
+    ("program", "typed"),
+    [(in_a_queue, "idle.put(first)"), (by_names, "by_name[name] = origin")],
+)
+def test_copies_in_containers_are(tmp_path, program, typed):
+    found = findings_of(program, tmp_path / "run.json")[0]
+    assert (found.rule, found.remedies[0].typed) == ("called-copies", typed)
 
 
 @pytest.mark.parametrize(

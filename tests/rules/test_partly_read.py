@@ -875,6 +875,22 @@ def last_of_stacked():
     return step
 
 
+def reached(speed, state, count):
+    moments = [state]
+    for _ in range(count):
+        moments.append(moments[-1] + speed(moments[-1]) / count)
+    return torch.stack(moments)
+
+
+def bound_first():
+    def step(_):
+        trajectory = reached(torch.neg, torch.randn(SIDE, SIDE), STATES)
+        end = trajectory[-1]
+        return len(trajectory.shape), end.mean().item()
+
+    return step
+
+
 def end_and_way():
     """One caller reads the last state, and the other all of them."""
 
@@ -887,7 +903,11 @@ def end_and_way():
 
 @pytest.mark.parametrize(
     ("program", "text"),
-    [(last_state, "solved(…)[-1]"), (last_of_stacked, "torch.stack(states)[-1]")],
+    [
+        (last_state, "solved(…)[-1]"),
+        (bound_first, "reached(…)[-1]"),
+        (last_of_stacked, "torch.stack(states)[-1]"),
+    ],
 )
 def test_one_of_many_that_are_stacked_is_to_be_kept_alone(program, text, tmp_path):
     path = tmp_path / "run.json"

@@ -24,7 +24,7 @@ from memprof.source_code.program import (
     place_of,
 )
 from memprof.source_code.scopes import Scopes
-from memprof.source_code.verbs import CONTAINER_METHODS
+from memprof.source_code.verbs import CONTAINER_METHODS, FILLING
 from memprof.trace import Category, Phase
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
@@ -40,6 +40,7 @@ _SETTINGS = frozenset(("cpu", "cuda", "eval", "parameters", "requires_grad_", "s
 """Methods of a model that change none of its values."""
 _COUNTING = frozenset(("element_size", "nelement", "numel", "requires_grad"))
 """What is asked of its parameters by who counts them."""
+_STORING = CONTAINER_METHODS | FILLING
 _LOOKING = frozenset(("deepcopy", "id", "isinstance", "iter", "len", "list", "next", "type", "zip"))
 """Functions that change nothing of what they are given."""
 _FORWARD = "forward"
@@ -156,8 +157,8 @@ def _is_only_called(programs: Sequence[Program], place: Place) -> bool:
 def _may_change(flow: Flow, node: ast.AST, scopes: Scopes) -> bool:
     """Whether a node may change a model that flows, or let something change it."""
     if isinstance(node, ast.Attribute) and flow.carries(node.value, scopes):
-        return node.attr not in _SETTINGS | _COUNTING | CONTAINER_METHODS
-    if not isinstance(node, ast.Call) or called_name(node) in _LOOKING | CONTAINER_METHODS:
+        return node.attr not in _SETTINGS | _COUNTING | _STORING
+    if not isinstance(node, ast.Call) or called_name(node) in _LOOKING | _STORING:
         return False
     if not any(flow.carries(one, scopes) for one in arguments(node)):
         return False

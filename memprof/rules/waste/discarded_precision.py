@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.rules.case import Case
+from memprof.rules.large_tensor import made_by_its_statement
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.idioms import keyword
 from memprof.source_code.program import Place, Program, called_name, calls_in, place_of
@@ -33,6 +34,8 @@ _DOUBLE = frozenset(
 _OF_OWN_TYPE = ("new_empty", "new_full", "new_ones", "new_zeros")
 """Methods that make a tensor of the type that theirs has."""
 _FROM_NUMPY = "from_numpy"
+_TAKING = (_FROM_NUMPY, "as_tensor", "asarray", "tensor")
+"""Functions that take NumPy's data with its type."""
 _LARGE = 4
 """The line that is told made the first tensor of at least such a part of the largest's bytes."""
 
@@ -155,10 +158,12 @@ def _converted_to_type_of_data(window: Window, narrowed: int) -> Iterator[Discar
         return
     if any(map(_asks_for_double, window.programs)):
         return
+    if not any(calls_in(program.tree, *_TAKING) for program in window.programs):
+        return
     taken = [text for program in window.programs for text in _types_of_others(program.tree)]
-    if taken:
-        large = there[_LARGE * window.lives.size[there] >= window.lives.size[there].max()]
-        row = int(large[np.argmin(window.lives.alloc[large])])
+    large = there[_LARGE * window.lives.size[there] >= window.lives.size[there].max()]
+    row = int(large[np.argmin(window.lives.alloc[large])])
+    if taken and made_by_its_statement(window, row):  # a library may have its own reasons
         saving = window.replayed(window.whole(rows), divisor=2)
         origin = _only_place_of_data(window)
         yield DiscardedPrecision(row, there, nbytes, saving, typed_as=taken[0], origin=origin)
