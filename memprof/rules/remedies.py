@@ -71,7 +71,10 @@ def with_remedies(finding: RuleFinding, examination: Examination) -> RuleFinding
 
 def _by_use(useful: Sequence[_OfRule]) -> list[_OfRule]:
     """The first few, those last that leave most of the bytes."""
-    return sorted(useful[:_MOST], key=lambda one: one.advice.remains > _MOSTLY)
+    return sorted(
+        useful[:_MOST],
+        key=lambda one: one.advice.remains > _MOSTLY and not one.advice.above_all,
+    )
 
 
 def _is_there_already(advice: Advice, finding: RuleFinding) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from memprof.source_code.program import Place, assigned, called_name, calls_in
 from memprof.source_code.values import returned_by
 
-__all__ = ["diagonal_read"]
+__all__ = ["DiagonalRead", "diagonal_read"]
 
 _OF_FUNCTION = ("jacobian",)
 """Functions that are given the function and its input."""
@@ -16,19 +17,30 @@ _MAKING = ("jacfwd", "jacrev")
 """Functions that make another one of it, which is given the input."""
 _DEEPEST = 4
 """Functions that return what one another return, until they are given up."""
+_FIRST_TWO = {"dim1": "0", "dim2": "1"}
 _FIRST_OF_INPUT = 2
 """Dimensions of a result of each sample before those of the input: ``(samples, values, …)``."""
 
 
-def diagonal_read(place: Place) -> str:
-    """How the function around a statement reads the Jacobian that this makes; empty where not so.
+@dataclass(frozen=True, slots=True)
+class DiagonalRead:
+    """How the part of each sample by itself is read."""
+
+    text: str
+    """As it is written."""
+    of_numbers: bool
+    """The function gives a number for each sample: the sum of these has the same derivatives."""
+
+
+def diagonal_read(place: Place) -> DiagonalRead | None:
+    """How the function around a statement reads the Jacobian that this makes; None where not so.
 
     ``J.diagonal(dim1=0, dim2=2)``, ``torch.einsum("bibj->bij", J)``, ``J[n, :, n]``: of all pairs
-    of samples it is the one with itself. Empty too where it is read in any other way besides.
+    of samples it is the one with itself. None too where it is read in any other way besides.
     """
     name = _bound_to_jacobian(place)
     if name is None:
-        return ""
+        return None
     making = [call for call in calls_in(place.statement) if _is_jacobian(place, call)]
     scope = list(ast.walk(place.scope))
     reads = [
@@ -51,7 +63,19 @@ def diagonal_read(place: Place) -> str:
         for read in reads
         if not any(read is one for _, one in diagonal) and not 0 < rebound < read.lineno
     ]
-    return ast.unparse(diagonal[0][0]) if diagonal and not others else ""
+    if not diagonal or others:
+        return None
+    return DiagonalRead(ast.unparse(diagonal[0][0]), _is_of_numbers(diagonal[0][0]))
+
+
+def _is_of_numbers(read: ast.AST) -> bool:
+    """Whether samples are the first two dimensions: ``dim1=0, dim2=1``, or ``"iij->ij"``."""
+    if called_name(read) == "diagonal" and isinstance(read, ast.Call):
+        return {one.arg: ast.unparse(one.value) for one in read.keywords} == _FIRST_TWO
+    if called_name(read) == "einsum" and isinstance(read, ast.Call):
+        equation = ast.unparse(read.args[0]).strip("'\"").strip()
+        return len(equation) > _FIRST_OF_INPUT and equation[0] == equation[1]
+    return False
 
 
 def _bound_to_jacobian(place: Place) -> str | None:
@@ -106,8 +130,10 @@ def _read_diagonally(node: ast.Call | ast.Subscript) -> Iterator[ast.expr]:
         values = list(map(ast.unparse, node.args))
         of_method = not any(isinstance(one, (ast.Name, ast.Call)) for one in node.args)
         positions = values if of_method else values[1:]
+        of_numbers = given == _FIRST_TWO  # of a single matrix nobody writes what is the default
         ends = [*positions[1:3], *(given[one] for one in ("dim1", "dim2") if one in given)]
-        if "0" in ends and any(one.isdigit() and int(one) >= _FIRST_OF_INPUT for one in ends):
+        later = any(one.isdigit() and int(one) >= _FIRST_OF_INPUT for one in ends)
+        if "0" in ends and (of_numbers or later):
             if of_method and isinstance(node.func, ast.Attribute):
                 yield node.func.value
             elif node.args:

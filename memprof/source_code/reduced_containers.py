@@ -31,7 +31,7 @@ def reduction_of_all(place: Place, name: str, programs: Sequence[Program]) -> Re
     dict of lists the same is done in a loop over its values. Whatever has its name anywhere in the
     file may be the container; of an attribute in any file.
     """
-    name = name.partition("[")[0]  # of ``self.maps[key]`` the dict of lists
+    name, *of_dict = name.split("[")  # of ``self.maps[key]`` the dict of lists
     reductions: list[Reduction] = []
     joined_at: ast.stmt | None = None
     in_order = sorted(_reads(place, name, programs), key=lambda one: one[0].lineno)
@@ -41,7 +41,11 @@ def reduction_of_all(place: Place, name: str, programs: Sequence[Program]) -> Re
         if joined_at is not None and read.lineno > (joined_at.end_lineno or joined_at.lineno):
             continue  # by now it is the joined tensor that has the name
         joined_at = joined_at or _joined_under(name, place, read)
-        reduction = _reduction(read, around, program)
+        entry = _entry(read, around) if of_dict else None
+        if entry is None:
+            reduction = _reduction(read, around, program)
+        else:
+            reduction = _reduction(entry, around[:-1], program)
         if reduction is None:
             return None
         reductions.append(reduction)
@@ -55,6 +59,12 @@ def reads_of_items(
     for read, around, program in _reads(place, name, programs):
         if not (_fills(read, around) or _is_measured(read, around)):
             yield read, program
+
+
+def _entry(read: ast.expr, around: list[ast.AST]) -> ast.Subscript | None:
+    """What a read takes under a key, ``self.maps[key]``; None where it takes nothing so."""
+    above = around[-1] if around else None
+    return above if isinstance(above, ast.Subscript) and above.value is read else None
 
 
 def newest_items_read(place: Place, name: str, programs: Sequence[Program]) -> str:

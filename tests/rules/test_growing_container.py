@@ -451,3 +451,26 @@ def test_a_branch_that_leaves_an_entry_in_is_named(tmp_path):
     first = next(one for one in found.remedies if one.fix == "clear_container")
     assert first.code == "if self.waiting[number].numel() and number % 2:"
     assert "reads `self.waiting[number]` and leaves it in" in first.why
+
+
+def fields_with_gradients():
+    """An optimizer moves a field of each subject; the fields are wanted, their gradients not."""
+    fields = []
+
+    def step(number):
+        field = torch.zeros(WIDTH, WIDTH, requires_grad=True)
+        optimizer = torch.optim.SGD([field], lr=0.1)
+        (field - number).square().sum().backward()
+        optimizer.step()
+        fields.append(field)
+
+    return step
+
+
+def test_of_leaves_that_are_wanted_the_gradients_go_first(tmp_path):
+    (found,) = findings_of(fields_with_gradients, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("growing-container", "set_to_none")
+    assert (first.typed, first.code) == ("field.grad = None", "fields.append(field)")
+    assert found.bytes_per_step == 2 * WIDTH * WIDTH * 4
+    assert first.saves_bytes == WIDTH * WIDTH * 4

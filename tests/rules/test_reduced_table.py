@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -222,3 +224,49 @@ def many_in_the_first_step():
 def test_the_first_step_may_have_many_tables(tmp_path):
     (finding,) = own(findings_of(many_in_the_first_step, tmp_path / "run.json"))
     assert [one.fix for one in finding.remedies] == ["chunk"]
+
+
+PATIENTS = 512
+
+
+def at_risk(turn, compared):
+    """Sums over all whose time is not over, as in Cox' partial likelihood."""
+    layer = nn.Linear(WIDTH, 1)
+    time = torch.rand(PATIENTS)
+
+    def step(_):
+        risk = layer(torch.randn(PATIENTS, WIDTH)).squeeze(1)
+        later = compared(turn, time)
+        loss = (risk.exp() * later).sum(1).log().mean()
+        loss.backward()
+        layer.zero_grad()
+
+    return step
+
+
+def by_none(turn, time):
+    return (time[None, :] >= time[:, None]).float()
+
+
+def by_views(turn, time):
+    return (time.view(1, -1) >= time.unsqueeze(1)).float()
+
+
+def with_others(turn, time):
+    other = turn(time)
+    return (other[None, :] >= time[:, None]).float()
+
+
+@pytest.mark.parametrize("compared", [by_none, by_views])
+def test_sums_of_all_that_are_later_are_cumulative(compared, tmp_path):
+    path = tmp_path / "run.json"
+    (found,) = own(findings_of(lambda: at_risk(None, compared), path))
+    first, second = found.remedies[:2]
+    assert (first.fix, second.fix) == ("cumulative_sum", "chunk")
+    assert first.peak_after < peak_of(path) // 8
+
+
+def test_comparisons_with_another_vector_are_not(tmp_path):
+    program = partial(at_risk, lambda time: time.flip(0), with_others)
+    found = own(findings_of(program, tmp_path / "run.json"))
+    assert [one.fix for finding in found for one in finding.remedies] == ["chunk"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from threading import Semaphore
+
 import torch
 
 from tests.rules.recorded import findings_of
@@ -131,3 +134,42 @@ def test_states_of_weights_that_each_task_makes_anew_are_to_be_let_go_of(tmp_pat
     assert states.rule == "tensor-key"
     assert states.remedies[0].code.startswith("self.state[weight] = {")
     assert states.remedies[1].fix == "weakref"
+
+
+ASKED = Semaphore(0)
+
+
+def simulated(number):
+    ASKED.acquire()
+    return torch.full((WIDTH, WIDTH), float(number))
+
+
+def consumed_futures():
+    """Each result is taken as it comes, and the dict has its future all the same."""
+    table = {}
+
+    def begin(numbers):
+        with ThreadPoolExecutor(1) as pool:
+            jobs = {pool.submit(simulated, number): number for number in numbers}
+            for job in as_completed(jobs):
+                table[jobs[job]] = job.result().mean().item()
+                yield
+
+    turns = begin(range(16))
+
+    def step(_):
+        ASKED.release()
+        next(turns)
+
+    return step
+
+
+def test_futures_are_to_be_taken_out_with_their_results(tmp_path):
+    found = findings_of(consumed_futures, tmp_path / "run.json")[0]
+    first = found.remedies[0]
+    assert (found.rule, first.fix, first.typed) == (
+        "tensor-key",
+        "clear_container",
+        "jobs.pop(job)",
+    )
+    assert first.code == "table[jobs[job]] = job.result().mean().item()"

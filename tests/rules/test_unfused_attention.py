@@ -433,3 +433,77 @@ def scores_words():
 def test_likelihoods_are_no_attention(tmp_path):
     found = findings_of(scores_words, tmp_path / "run.json")
     assert "unfused-attention" not in [one.rule for one in found]
+
+
+PROCESSORS = """
+import torch
+from torch import nn
+
+
+class AttnProcessor:
+    def __call__(self, attn, x):
+        query, key, value = attn.project(x).chunk(3, -1)
+        probabilities = attn.get_attention_scores(query, key)
+        return torch.bmm(probabilities, value)
+
+
+class AttnProcessor2_0:
+    def __call__(self, attn, x):
+        return nn.functional.scaled_dot_product_attention(*attn.project(x).chunk(3, -1))
+
+
+class Attention(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.project = nn.Linear(width, 3 * width)
+        self.processor = AttnProcessor2_0()
+
+    def set_default_attn_processor(self):
+        self.processor = AttnProcessor()
+
+    def get_attention_scores(self, query, key):
+        scores = torch.baddbmm(
+            torch.empty(len(query), query.shape[1], key.shape[1]),
+            query,
+            key.transpose(-1, -2),
+            beta=0,
+        )
+        return scores.softmax(dim=-1)
+
+    def forward(self, x):
+        return x + self.processor(self, x)
+"""
+"""The shape of attention of diffusers, whose file is known by where it lies."""
+
+
+def denoising(folder):
+    """A program that gives a model the processor of old."""
+    path = folder / "site-packages/diffusers/models/attention_processor.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(PROCESSORS)
+    names = {}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+
+    def program(*, is_old=True):
+        unet = names["Attention"](WIDTH)
+        if is_old:
+            unet.set_default_attn_processor()
+
+        def step(number):
+            unet(torch.randn(HEADS, LENGTH, WIDTH)).square().mean().backward()
+            unet.zero_grad()
+
+        return step
+
+    return program
+
+
+def test_a_model_that_is_given_the_processor_of_old_is_to_keep_its_own(tmp_path):
+    program = denoising(tmp_path)
+    (found, *_) = findings_of(program, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (found.rule, found.minor, first.fix) == ("unfused-attention", False, "fused_attention")
+    assert first.typed == "model.set_attn_processor(AttnProcessor2_0())"
+    assert first.code == "unet.set_default_attn_processor()"
+    others = findings_of(lambda: program(is_old=False), tmp_path / "other.json")
+    assert "unfused-attention" not in [one.rule for one in others]

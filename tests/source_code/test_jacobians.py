@@ -32,6 +32,7 @@ MADE = "J = torch.autograd.functional.jacobian(f, x)\n"
             "J = jacrev(f)(x)\nreturn torch.einsum('iij->ij', J)",
             "torch.einsum('iij->ij', J)",
         ),
+        (MADE + "return J.diagonal(dim1=0, dim2=1).T", "J.diagonal(dim1=0, dim2=1)"),
         # all of it is read, or another diagonal
         ("J = jacrev(f)(x)\nreturn torch.einsum('ii->i', J)", ""),  # of one sample
         (MADE + "return J.permute(0, 2, 1, 3)[n, :, n]", ""),
@@ -51,4 +52,23 @@ def test_only_a_diagonal_of_samples_and_nothing_besides(code, read, tmp_path):
     path = tmp_path / "flow.py"
     body = "".join(f"    {line}\n" for line in code.splitlines())
     path.write_text(f"def log_det(f, x, n):\n{body}\ndef made(f, x):\n    return jacrev(f)(x)\n")
-    assert diagonal_read(program_of(str(path)).at(2)) == read
+    found = diagonal_read(program_of(str(path)).at(2))
+    assert (found.text if found is not None else "") == read
+
+
+@pytest.mark.parametrize(
+    ("code", "of_numbers"),
+    [
+        ("J.diagonal(dim1=0, dim2=1).T", True),
+        ("torch.einsum('iij->ij', J)", True),
+        ("J.diagonal(dim1=0, dim2=2)", False),
+        ("torch.einsum('bibj->bij', J)", False),
+    ],
+)
+def test_samples_are_the_first_two_dimensions_where_the_function_gives_numbers(
+    code, of_numbers, tmp_path
+):
+    path = tmp_path / "flow.py"
+    path.write_text(f"def slopes(f, x):\n    J = jacrev(f)(x)\n    return {code}\n")
+    found = diagonal_read(program_of(str(path)).at(2))
+    assert found.of_numbers is of_numbers

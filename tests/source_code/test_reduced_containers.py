@@ -154,6 +154,7 @@ class Journal:
     [
         ("print(name, [g.abs().mean().item() for g in slopes])", ("g.abs().mean()",)),
         ("print(name, slopes)", None),
+        ("pass\n        top = torch.stack([g.abs().amax(0) for g in self.slopes[name]])", None),
     ],
 )
 def test_a_dict_of_lists_that_is_asked_for_a_key_is_one(read, texts, tmp_path):
@@ -180,3 +181,21 @@ def test_items_from_the_end_are_the_newest(read, newest, tmp_path):
     path.write_text(OF_LIST.format(read=read))
     program = program_of(str(path))
     assert newest_items_read(program.at(6), "self.maps", [program]) == newest
+
+
+UNDER_KEYS = """\
+class Journal:
+    def add(self, name, x):
+        self.inputs[name].append(x)
+
+    def top(self, name):
+        return torch.stack([x.abs().amax(0) for x in self.inputs[name]]).amax(0)
+"""
+
+
+def test_what_is_read_under_a_key_is_reduced_as_well(tmp_path):
+    path = tmp_path / "journal.py"
+    path.write_text(UNDER_KEYS)
+    program = program_of(str(path))
+    found = reduction_of_all(program.at(3), "self.inputs[name]", [program])
+    assert found.texts == ("x.abs().amax(0)",)

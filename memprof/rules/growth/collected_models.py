@@ -80,7 +80,9 @@ class CollectedModels(GrowthRule[Models | ModelsOfExpression]):
         container = filled_container(case) if case.of_model else None
         if container is None or container.is_module:
             return None  # parts of one model, such as adapters, are no models
-        if gradient_of_data(container.holder) or _is_of_gradients(case, container.holder):
+        if any(map(gradient_of_data, case.finding.holders)):
+            return None  # tensors that an optimizer was given by hand
+        if _is_of_gradients(case, container.holder):
             return None
         return Models(container, _origin(container, case), _copied_data(case))
 

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from memprof.records import Holder
 from memprof.reference_chain import LinkKind, is_bounded
 from memprof.rules.case import Case
@@ -35,6 +37,7 @@ from memprof.source_code.reduced_containers import newest_items_read, reduction_
 from memprof.source_code.reductions import Reduced
 from memprof.source_code.scopes import parameters
 from memprof.source_code.verbs import FILLING
+from memprof.trace import Phase
 
 __all__ = ["RULE"]
 
@@ -78,16 +81,24 @@ class GrowingContainer(GrowthRule[GrownContainer]):
 
     def advice(self, cause: GrownContainer, case: Case) -> Iterator[Advice]:
         """Empty it; or keep its items on the host, where their graphs do not come along."""
-        if gradient_of_data(cause.container.holder):
+        if any(map(gradient_of_data, case.finding.holders)):
             name = cause.container.filling.container
+            are_kept = not gradient_of_data(cause.container.holder)
+            value = cause.container.filling.values[-1] if are_kept else None
             yield Advice(
                 "set_to_none",
                 f"A backward pass leaves a gradient in `.grad` of every tensor in `{name}` that "
                 "asks for one: set it to None once it is read, or ask for it by "
-                "`torch.autograd.grad`, which stores none.",
-                case.site,
+                "`torch.autograd.grad`, which stores none."
+                + " Or keep the tensors detached, which have none."
+                * are_kept,
+                cause.container.place if are_kept else case.site,
+                remains=1 - _share_of_gradients(case) if are_kept else 0.0,
+                typed=f"{value.id}.grad = None" if isinstance(value, ast.Name) else "",
+                above_all=are_kept,  # the tensors may be needed, the gradients are not
             )
-            return
+            if not are_kept:
+                return
         why, how = str(cause.container), "`.detach().cpu()`" if case.graph else "`.cpu()`"
         if _is_default(cause.container.holder):
             yield Advice(
@@ -133,6 +144,16 @@ class GrowingContainer(GrowthRule[GrownContainer]):
             # Where most of the bytes are the graph's, or a number would do, others know better.
             otherwise=case.scalar or case.kept_itself <= _MOSTLY,
         )
+
+
+def _share_of_gradients(case: Case) -> float:
+    """The share of the bytes that grow which backward passes made."""
+    window = case.window
+    if window is None:
+        return 1.0
+    rows = np.flatnonzero(np.isin(window.lives.alloc, case.finding.evidence.allocs))
+    sizes = window.lives.size[rows]
+    return float(sizes[window.phase[rows] == Phase.BACKWARD].sum()) / max(1, int(sizes.sum()))
 
 
 def _is_default(holder: Holder) -> bool:

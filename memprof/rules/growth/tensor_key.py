@@ -16,6 +16,10 @@ from memprof.source_code.verbs import FILLING
 __all__ = ["RULE"]
 
 
+_RESULT = ("Future", "_result")
+_IN_TURN = "as_completed"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Keys(Cause):
     """The dict, and the statement that fills it."""
@@ -32,6 +36,8 @@ class Keys(Cause):
     """The values grow: none is ever replaced, as each has a tensor of its own for a key."""
     of_set: bool = False
     """They are a set's, which is only asked what is in it."""
+    futures: str = ""
+    """They are futures, which keep their results; the name of the dict, as far as it is known."""
 
 
 class TensorKey(GrowthRule[Keys]):
@@ -66,6 +72,9 @@ class TensorKey(GrowthRule[Keys]):
                 if link.kind != LinkKind.KEY and not link.is_under_tensor:
                     continue
                 filling = growing(place)
+                if any(map(_is_result, holder.links[at + 1 :])):
+                    held_by = holder.links[at - 1].name if at else ""
+                    return Keys(place, "", link.length, are_tensors=False, futures=held_by or "it")
                 if link.is_under_tensor:
                     container = filling.container if filling is not None else ""
                     return Keys(place, container, link.length, are_tensors=True, of_values=True)
@@ -100,6 +109,9 @@ class TensorKey(GrowthRule[Keys]):
                 cause.place,
             )
             return
+        if cause.futures:
+            yield _let_go(cause, case)
+            return
         weak = (
             "torch.utils.weak.WeakTensorKeyDictionary"
             if cause.are_tensors
@@ -130,6 +142,35 @@ class TensorKey(GrowthRule[Keys]):
             "take each out when it is done with.",
             cause.place,
         )
+
+
+def _is_result(link: Link) -> bool:
+    """Whether a link is what a future keeps of the call that it was made for."""
+    return (link.type_name, link.name) == _RESULT
+
+
+def _let_go(cause: Keys, case: Case) -> Advice:
+    """Take each future out, where the program takes its result: ``futures.pop(future)``."""
+    name = cause.futures
+    why = (
+        f"`{name}` ({cause.length} items) has futures for keys, and each keeps its result: take it "
+        "out when that was taken, or have the call return what is needed of it."
+    )
+    for program in case.programs:
+        for node in program.nodes:
+            reads = calls_in(node.iter, _IN_TURN) if isinstance(node, ast.For) else []
+            if not any(name in map(ast.unparse, call.args) for call in reads):
+                continue
+            assert isinstance(node, ast.For)
+            futures = {one.id for one in ast.walk(node.target) if isinstance(one, ast.Name)}
+            for entry in ast.walk(node):
+                is_entry = isinstance(entry, ast.Subscript) and ast.unparse(entry.value) == name
+                if is_entry and isinstance(entry, ast.Subscript):
+                    key = ast.unparse(entry.slice)
+                    if key in futures:
+                        typed = f"{name}.pop({key})"
+                        return Advice("clear_container", why, program.place(entry), typed=typed)
+    return Advice("clear_container", why, cause.place)
 
 
 def _is_element(link: Link) -> bool:

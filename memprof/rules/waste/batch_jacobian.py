@@ -17,6 +17,7 @@ from memprof.views.window import Ints, Window
 
 __all__ = ["RULE"]
 
+_OF_NUMBERS = "torch.autograd.grad(f(x).sum(), x)"
 _LEAST_SHARE = 0.2
 """Of the peak, with all that is computed for it: less is what a small batch may take."""
 
@@ -27,6 +28,8 @@ class BatchJacobian(Match):
 
     made_at: Place | None = None
     read: str = ""
+    of_numbers: bool = False
+    """The function gives one number for each sample."""
 
 
 class BatchJacobianRule(WasteRule[BatchJacobian]):
@@ -44,8 +47,8 @@ class BatchJacobianRule(WasteRule[BatchJacobian]):
         sizes = np.bincount(window.lives.stack[there], weights=weights).astype(np.int64)
         for frame, stacks in _large_lines(window, sizes).items():
             place = place_of(frame)
-            read = diagonal_read(place) if place is not None else ""
-            if not read:
+            read = diagonal_read(place) if place is not None else None
+            if read is None:
                 continue
             rows = there[np.isin(window.lives.stack[there], stacks)]
             made = np.flatnonzero(unowned & np.isin(window.lives.stack, _through(window, frame)))
@@ -55,7 +58,8 @@ class BatchJacobianRule(WasteRule[BatchJacobian]):
                 nbytes=int(window.lives.size[rows].sum()),
                 saving=window.replayed(window.whole(made)),
                 made_at=place,
-                read=read,
+                read=read.text,
+                of_numbers=read.of_numbers,
             )
             return
 
@@ -73,7 +77,7 @@ class BatchJacobianRule(WasteRule[BatchJacobian]):
             f"{format_bytes(match.nbytes)} are there for derivatives of each sample by every other "
             "one, which are 0: compute those of each by itself.",
             match.made_at or case.site,
-            typed="torch.func.vmap(torch.func.jacrev(f))(x)",
+            typed=_OF_NUMBERS if match.of_numbers else "torch.func.vmap(torch.func.jacrev(f))(x)",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -26,6 +27,7 @@ from memprof.rules.operator_chains import (
 from memprof.rules.rule import EVERY_OTHER, Advice, Match, WasteRule
 from memprof.rules.same_memory import ANY_GROWTH
 from memprof.source_code.frame_kind import is_of_library
+from memprof.source_code.program import Place, called_name, place_of
 from memprof.trace import Frame
 from memprof.units import format_bytes
 from memprof.views.operator_graph import Made, made_by_operators
@@ -42,10 +44,15 @@ _SEVERAL = 3
 """Tables in a step, one after the other: it goes in parts already."""
 
 
+_TURNING = ("reshape", "unsqueeze", "view")
+"""Methods that make a column, or a row, of a vector."""
+
+
 class _What(Enum):
     DISTANCES = auto()
     PRODUCTS = auto()
     MATRICES = auto()
+    ORDERS = auto()
     OTHER = auto()
 
 
@@ -71,7 +78,7 @@ class ReducedTable(WasteRule[Table]):
 
     name = "reduced-table"
     summary = "a large table is made of small tensors, and only reduced"
-    fixes = ("cdist", "einsum", "multiply_by_kind", "chunk")
+    fixes = ("cdist", "einsum", "multiply_by_kind", "cumulative_sum", "chunk")
     yields_to = EVERY_OTHER
     other_operators = True
     yields_beyond = (ANY_GROWTH,)
@@ -117,6 +124,12 @@ class ReducedTable(WasteRule[Table]):
                 "multiply all rows of one kind together."
             )
             yield Advice("multiply_by_kind", why, case.site)
+        if match.what is _What.ORDERS:
+            why = (
+                f"{nbytes} say for every pair which one is later, and are only summed: sort by "
+                "that, and let `cumsum` add up in this order (`logcumsumexp` of logarithms)."
+            )
+            yield Advice("cumulative_sum", why, case.site)
         why = f"{nbytes} are there at once, of which each part is read by itself: go in parts"
         kept = ", each under `torch.utils.checkpoint`, which keeps none of them" * match.learns
         yield Advice("chunk", f"{why}{kept}.", case.site, saving=match.in_parts)
@@ -142,6 +155,12 @@ def _match(window: Window, first: Made, chain: Chain) -> Table | None:
     if not chain.is_done(window):
         return None
     what = _what(first, chain)
+    if (
+        what is _What.OTHER
+        and chain.operators <= SUMS
+        and _is_of_orders(place_of(window.frame_of(row)))
+    ):
+        what = _What.ORDERS
     learns = window.learns_after(int(lives.alloc[row]))
     gone = lives.size[rows] - lives.size[rows] // _PARTS
     in_parts = window.replayed(Cuts(rows, lives.alloc[rows], lives.free[rows], gone))
@@ -164,6 +183,34 @@ def _match(window: Window, first: Made, chain: Chain) -> Table | None:
         learns=learns,
         in_parts=in_parts,
     )
+
+
+def _is_of_orders(place: Place | None) -> bool:
+    """Whether a statement asks of all pairs of one vector which is the larger: ``t[None] >= t``."""
+    return any(
+        isinstance(node, ast.Compare)
+        and len(node.ops) == 1
+        and isinstance(node.ops[0], (ast.Gt, ast.GtE, ast.Lt, ast.LtE))
+        and ast.unparse(_unturned(node.left)) == ast.unparse(_unturned(node.comparators[0]))
+        for node in (ast.walk(place.statement) if place is not None else ())
+    )
+
+
+def _unturned(value: ast.expr) -> ast.expr:
+    """The vector of ``t[:, None]``, ``t.unsqueeze(1)`` or ``t.view(-1, 1)``."""
+    while True:
+        if isinstance(value, ast.Subscript) and any(map(_is_none, ast.walk(value.slice))):
+            value = value.value
+        elif called_name(value) in _TURNING and isinstance(value, ast.Call):
+            if not isinstance(value.func, ast.Attribute):
+                return value
+            value = value.func.value
+        else:
+            return value
+
+
+def _is_none(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
 
 
 def _is_in_parts(window: Window, tables: Ints) -> bool:

@@ -17,6 +17,7 @@ from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import keyword
 from memprof.source_code.program import (
     Place,
+    arguments,
     called_name,
     calls_in,
     own_calls,
@@ -59,6 +60,11 @@ _HAS_SWITCH = "/transformers/models/"
 """Files of models that have both ways, of which a setting chooses …"""
 _SWITCHABLE = "_supports_sdpa"
 """… where a class says so."""
+_PROCESSORS = "/diffusers/models/attention_processor.py"
+"""A file with both ways, each a class, of which a model is given one."""
+_OLD, _FUSED = "AttnProcessor", "AttnProcessor2_0"
+_GIVING = ("set_default_attn_processor", "set_attn_processor")
+"""Methods of such models that put the old one in the place of the fused one, or either."""
 _WEIGHTS = frozenset(("attentions", "cross_attentions", "decoder_attentions", "encoder_attentions"))
 """What outputs of such models have them in, where they were asked for."""
 
@@ -82,6 +88,8 @@ class AttentionScores(Match):
     """torch's own module makes them, to return what nothing reads."""
     is_switchable: bool = False
     """A library makes them, whose models can do without."""
+    by_processor: bool = False
+    """By another class that a model of diffusers is given."""
 
 
 class UnfusedAttention(WasteRule[AttentionScores]):
@@ -121,6 +129,7 @@ class UnfusedAttention(WasteRule[AttentionScores]):
                 function=frame.name.rpartition(".")[2],
                 stays_unfused=stays,
                 is_switchable=_has_switch(frame.filename),
+                by_processor=_is_processor(frame.filename),
             )
             return
         yield from _unread_weights(window)
@@ -146,7 +155,14 @@ class UnfusedAttention(WasteRule[AttentionScores]):
             f"{format_bytes(match.nbytes)} are tables with a value for each pair of positions, "
             "which a fused kernel never makes; not where the probabilities themselves are used."
         )
-        if match.is_switchable:
+        asked = _asked_for(case) if match.is_switchable else None
+        if match.by_processor:
+            asked = _given_processor(case)
+            why += (
+                f" Its model has `{_OLD}`, the old way (`{_GIVING[0]}()` gives it that one, "
+                f"too): with `{_FUSED}`, which a new model has by itself, a fused kernel does it."
+            )
+        elif match.is_switchable:
             why += (
                 ' Its model makes them where `attn_implementation="eager"` or '
                 "`output_attentions=True` asks for them."
@@ -154,9 +170,21 @@ class UnfusedAttention(WasteRule[AttentionScores]):
         if match.stays_unfused:
             why += " On a card: on a CPU torch makes them all the same where dropout is on."
         saving = NO_FIGURE if match.stays_unfused else None
-        asked = _asked_for(case) if match.is_switchable else None
         place, line = asked or (case.site, 0)
-        yield Advice("fused_attention", why, place, line, saving=saving)
+        typed = f"model.{_GIVING[1]}({_FUSED}())" if match.by_processor else ""
+        yield Advice("fused_attention", why, place, line, saving=saving, typed=typed)
+
+
+def _given_processor(case: Case) -> tuple[Place, int] | None:
+    """Where the program gives a model the processor of old: its line."""
+    for program in case.programs:
+        for call in calls_in(program.tree, *_GIVING):
+            given = [called_name(one) for one in arguments(call)]
+            is_old = _OLD in given if given else called_name(call) == _GIVING[0]
+            place = program.place(call) if is_old else None
+            if place is not None:
+                return place, call.lineno
+    return None
 
 
 def _asked_for(case: Case) -> tuple[Place, int] | None:
@@ -383,6 +411,8 @@ def _by_names(names: list[str]) -> _Does:
 
 def _has_switch(filename: str) -> bool:
     """Whether a file of a library's has models that can be told to use a fused kernel."""
+    if _is_processor(filename):
+        return True
     if _HAS_SWITCH not in filename.replace("\\", "/"):
         return False
     program = source_of(filename)
@@ -392,6 +422,10 @@ def _has_switch(filename: str) -> bool:
         for node in one.body
         if isinstance(node, ast.Assign) and _SWITCHABLE in map(ast.unparse, node.targets)
     )
+
+
+def _is_processor(filename: str) -> bool:
+    return filename.replace("\\", "/").endswith(_PROCESSORS)
 
 
 def _reads_weights(window: Window) -> bool:
