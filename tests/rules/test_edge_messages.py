@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional as F
 
-from tests.rules.recorded import findings_of
+from tests.rules.recorded import findings_of, peak_of
 
 NODES, EDGES, CHANNELS = 64, 4096, 64
 LIBRARY = Path(__file__).with_name("site-packages") / "torch_geometric/nn/conv"
@@ -219,6 +220,52 @@ def test_several_layers_that_take_each_row_by_itself_go_before_them_together(tmp
 @pytest.mark.parametrize("program", [widens, weights_first, reads_twice, of_all_rows])
 def test_features_that_are_needed_for_each_edge_are_left_alone(program, tmp_path):
     assert not messages(program, tmp_path / "r.json")
+
+
+class Activated(Narrowing):
+    """The layer's result goes through a function that takes each value by itself."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.lin = torch.nn.Linear(CHANNELS, channels)
+
+    def forward(self, x, edges):
+        weight = torch.rand(edges.size(1), 1)
+        return self.propagate(edges, x=x, weight=weight)
+
+    def message(self, x_j, weight):
+        return weight * F.relu(self.lin(x_j))
+
+
+class OfNodes(Narrowing):
+    """The same before rows are gathered."""
+
+    def forward(self, x, edges):
+        weight = torch.rand(edges.size(1), 1)
+        return self.propagate(edges, x=F.relu(self.lin(x)), weight=weight)
+
+    def message(self, x_j, weight):
+        return weight * x_j
+
+
+def learning(layer):
+    edges = torch.randint(NODES, (2, EDGES))
+
+    def step(_):
+        layer(torch.rand(NODES, CHANNELS), edges).square().mean().backward()
+        layer.zero_grad()
+
+    return step
+
+
+def test_a_function_of_the_layers_result_goes_before_them_with_it(tmp_path):
+    (found,) = messages(lambda: learning(Activated(CHANNELS)), tmp_path / "r.json")
+    (first,) = found.remedies
+    assert found.site.code == "return self.propagate(edges, x=x, weight=weight)"
+    assert first.code == "return weight * F.relu(self.lin(x_j))"
+    findings_of(lambda: learning(OfNodes(CHANNELS)), tmp_path / "nodes.json")
+    saved = peak_of(tmp_path / "r.json") - peak_of(tmp_path / "nodes.json")
+    assert first.saves_bytes == pytest.approx(saved, rel=0.1)
 
 
 class Summing(MessagePassing):

@@ -207,3 +207,40 @@ def repeated(small):
 def test_images_that_are_enlarged_are_meant(made, headlines, tmp_path):
     found = findings_of(of_frames(made, 6), tmp_path / "run.json")
     assert [one.rule for one in found if not one.minor] == headlines
+
+
+PICTURES, CAPTIONS = 64, 5
+
+
+def of_pairs(paired):
+    """Pictures with several captions each, as pairs of a data set; the last line shows pictures."""
+    pictures = torch.randn(PICTURES, 3, 32, 32)
+    rows = paired(pictures)
+    model = nn.Conv2d(3, 4, 3)
+
+    def step(number):
+        batch = rows(torch.randint(PICTURES * CAPTIONS, (8,)))
+        model(batch).square().mean().backward()
+        model.zero_grad()
+        return pictures[:4].mean().item()
+
+    return step
+
+
+def in_pairs(pictures):
+    data = pictures.repeat_interleave(CAPTIONS, dim=0)
+    return lambda places: data[places]
+
+
+def by_place(pictures):
+    return lambda places: pictures[places // CAPTIONS]
+
+
+def test_rows_that_are_repeated_are_to_be_read_by_their_place(tmp_path):
+    found = findings_of(lambda: of_pairs(in_pairs), tmp_path / "run.json")[0]
+    (first,) = found.remedies
+    assert (found.rule, first.fix) == ("same-values", "store_once")
+    assert "read row `i // 5` for the i-th" in first.why
+    findings_of(lambda: of_pairs(by_place), tmp_path / "once.json")
+    saved = peak_of(tmp_path / "run.json") - peak_of(tmp_path / "once.json")
+    assert first.saves_bytes == saved == PICTURES * CAPTIONS * 3 * 32 * 32 * 4

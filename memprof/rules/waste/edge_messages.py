@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -17,11 +18,19 @@ from memprof.rules.large_tensor import LargeTensor, large_tensor
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.edge_layers import LinearOfEdges, linear_of_edges, linear_of_sums
 from memprof.source_code.idioms import keyword
-from memprof.source_code.program import Program, calls_in, place_of, source_of
+from memprof.source_code.program import (
+    Place,
+    Program,
+    arguments,
+    called_name,
+    calls_in,
+    place_of,
+    source_of,
+)
 from memprof.trace import Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.stacks import made_at_lines
-from memprof.views.window import Window
+from memprof.views.window import Bools, Window
 
 __all__ = ["RULE"]
 
@@ -31,6 +40,8 @@ _OF_LAYERS = "/torch_geometric/nn/conv/"
 _OF_PYG = "/torch_geometric/"
 _AGGREGATES = ".aggr_module"
 """Of PyG's `MessagePassing`: the module that adds messages up."""
+_BY_VALUE = frozenset(("elu", "gelu", "leaky_relu", "relu", "selu", "silu"))
+"""Functions of torch with a frame of their own, of each value by itself."""
 _NARROW = 0.5
 """Of the width, that a linear layer leaves at most where it is worth calling it first."""
 _FUSES = "message_and_aggregate"
@@ -60,12 +71,14 @@ class EdgeMessages(WasteRule[Messages]):
         large = large_tensor(window)
         if large is None:
             return
-        linear = _linear_after(window, large)
-        if linear is not None:
-            gathered = large.in_every_step & (window.site == window.site[large.row])
+        given = _given_to_linear(window, large)
+        if given is not None:
+            row, linear = given
+            gathered = large.in_every_step & (window.site == window.site[row])
+            gathered |= _by_functions_of(window, linear)
             there = np.flatnonzero(gathered & window.at_peak)
             yield Messages(
-                row=large.row,
+                row=row,
                 rows=there,
                 nbytes=int(window.lives.size[there].sum()),
                 saving=window.replayed(window.whole(np.flatnonzero(gathered))),
@@ -138,12 +151,56 @@ class EdgeMessages(WasteRule[Messages]):
         yield Advice("sparse_adjacency", why, case.site)
 
 
-def _linear_after(window: Window, large: LargeTensor) -> LinearOfEdges | None:
+def _given_to_linear(window: Window, large: LargeTensor) -> tuple[int, LinearOfEdges] | None:
+    """A tensor as large that a linear layer is given, the first made, and that layer."""
+    rows = np.flatnonzero(large.alike & window.at_peak)
+    stacks, firsts = np.unique(window.lives.stack[rows], return_index=True)
+    for row in (large.row, *sorted(rows[firsts].tolist())[: len(stacks)]):
+        linear = _linear_after(window, row)
+        if linear is not None:
+            return row, linear
+    return None
+
+
+def _by_functions_of(window: Window, linear: LinearOfEdges) -> Bools:
+    """What functions make value by value of the layer's result alone: ``F.relu(self.lin(x_j))``.
+
+    They go before the rows are gathered, with the layer.
+    """
+    place = linear.place
+    calls = [
+        call
+        for call in calls_in(place.statement)
+        if len([*arguments(call)]) == 1 and ast.unparse(call.func) != linear.layer
+        for inner in (call.args[0] if call.args else None,)
+        if isinstance(inner, ast.Call) and ast.unparse(inner.func) == linear.layer
+        if called_name(call) in _BY_VALUE
+    ]
+    none = np.zeros(len(window.lives), dtype=bool)
+    if not calls:
+        return none
+    name = called_name(calls[0])
+    lines = range(place.line, (place.statement.end_lineno or place.line) + 1)
+    stacks = np.unique(window.lives.stack).tolist()
+    own = [row for row in stacks if _is_called_at(window.trace.stack(row), name, place, lines)]
+    made: Bools = np.isin(window.lives.stack, own)
+    return made
+
+
+def _is_called_at(stack: Sequence[Frame], name: str, place: Place, lines: range) -> bool:
+    """Whether a function of torch of that name, which a line calls, made what the stack is of."""
+    for inner, outer in pairwise(stack):
+        if outer.filename == place.program.filename and outer.line in lines:
+            return inner.name.rpartition(".")[2] == name
+    return False
+
+
+def _linear_after(window: Window, row: int) -> LinearOfEdges | None:
     """The linear layer that is given features which PyG gathered for a layer of the program's.
 
     It makes no more for each edge, in the same step.
     """
-    stack = window.stack(large.row)
+    stack = window.stack(row)
     ends = [at for at, frame in enumerate(stack) if frame.name.endswith(_PROPAGATES)]
     inside, outside = (stack[: ends[0] + 1], stack[ends[0] + 1 :]) if ends else ((), ())
     of_pyg = any(_OF_PYG in frame.filename.replace("\\", "/") for frame in inside)
@@ -153,10 +210,10 @@ def _linear_after(window: Window, large: LargeTensor) -> LinearOfEdges | None:
         return None
     lives, filename = window.lives, linear.place.program.filename
     later = made_at_lines(window, filename, linear.place.lines)
-    later &= lives.alloc > lives.alloc[large.row]
-    later &= window.made_in == window.made_in[large.row]
-    after = np.flatnonzero(later & (window.phase == window.phase[large.row]))
-    is_no_wider = len(after) and lives.requested[after[0]] <= lives.requested[large.row]
+    later &= lives.alloc > lives.alloc[row]
+    later &= window.made_in == window.made_in[row]
+    after = np.flatnonzero(later & (window.phase == window.phase[row]))
+    is_no_wider = len(after) and lives.requested[after[0]] <= lives.requested[row]
     return linear if is_no_wider else None
 
 

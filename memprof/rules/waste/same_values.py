@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from memprof.rules.case import Case
 from memprof.rules.large_tensor import is_in_module
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.rules.values_read import Values, rows_of, values_by_stack_and_size
+from memprof.source_code.idioms import keyword
 from memprof.source_code.program import Place, calls_in, place_of
 from memprof.trace import EMPTY, Category, Phase
 from memprof.units import format_bytes
@@ -69,6 +71,15 @@ class SameValuesRule(WasteRule[SameValues]):
     def advice(self, match: SameValues, case: Case) -> Iterator[Advice]:
         """Keep one of them."""
         nbytes, remains = format_bytes(match.nbytes), 1 / match.times
+        row = _row_read(case.site, match.times) if match.is_within else ""
+        if row:
+            why = (
+                f"{nbytes} are rows that are there {match.times:,} times each: keep each once, and "
+                f"read row `{row}` for the i-th, as a data set does in `__getitem__`."
+            )
+            left = 0.0 if _is_there_once(match, case.window) else remains
+            yield Advice("store_once", why, case.site, remains=left)
+            return
         if match.is_within:
             shape = " × ".join(f"{extent:,}" for extent in match.shape)
             once = (
@@ -86,6 +97,25 @@ class SameValuesRule(WasteRule[SameValues]):
             return
         why = f"{nbytes} are {_tensors(match)}: make it once, and hand that to all that read it."
         yield Advice("store_once", why, case.site, remains=remains)
+
+
+def _row_read(place: Place | None, times: int) -> str:
+    """Which row is the i-th, where a statement repeats the rows of a tensor; empty where not."""
+    statement = place.statement if place is not None else None
+    for call in calls_in(statement, _REPEATS) if statement is not None else ():
+        along = keyword(call, "dim") or next(iter(call.args[1:]), None)
+        if isinstance(along, ast.Constant) and along.value == 0:
+            return f"i // {times}"
+    return ""
+
+
+def _is_there_once(match: SameValues, window: Window | None) -> bool:
+    """Whether what was repeated is at the peak as well, by its size."""
+    if window is None:
+        return False
+    requested = window.lives.requested
+    once = window.at_peak & (requested * match.times == requested[match.row])
+    return bool(once.any())
 
 
 def _is_enlarged(place: Place | None) -> bool:
