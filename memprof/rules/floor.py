@@ -13,6 +13,8 @@ from memprof.rules.graph_lines import none_meanwhile
 from memprof.rules.load_rules import rule_named
 from memprof.rules.results_read import are_read_whole
 from memprof.rules.rule import WasteRule
+from memprof.source_code.frame_kind import FrameKind, frame_kind
+from memprof.source_code.idioms import growing
 from memprof.source_code.joined_parts import (
     are_results_joined,
     is_joined_afterwards,
@@ -20,7 +22,9 @@ from memprof.source_code.joined_parts import (
     is_returned_afterwards,
 )
 from memprof.source_code.program import (
+    LOOPS,
     arguments,
+    assigned,
     called_name,
     own_calls,
     program_of,
@@ -83,7 +87,9 @@ _FIRST = 0.6
 """Of a window's events, in which all of a set is made that the others work with."""
 _RETURNED, _RETURNING = "returned-predictions", "predict"
 """The rule about a framework's loop that returns all results, and the method that has it run."""
-_MODELS = "collected-models"
+_SURE = 0.9
+"""Confidence of growth, from which it is growth whatever the program takes out meanwhile."""
+_MODELS, _CACHE = "collected-models", "generation-cache"
 _OF_A_LIST = frozenset((LinkKind.LOCAL, LinkKind.ITEM))
 _OF_AN_OBJECT = _OF_A_LIST | {LinkKind.ATTRIBUTE, LinkKind.GLOBAL}
 
@@ -100,6 +106,8 @@ def is_minor(finding: RuleFinding, examination: Examination) -> bool:
             or _is_result_of_loop(finding, examination)
             or _is_searched_later(finding, examination)
             or _is_returned_whole(finding)
+            or (finding.confidence < _SURE and _is_sorted_out(finding))
+            or (finding.rule == _CACHE and _is_of_one_text(finding))
             or _is_worked_with_later(finding, examination)
             or (finding.rule == _MODELS and are_called(finding, examination))
             or are_parts_called(finding, examination)
@@ -226,6 +234,56 @@ def _is_returned_whole(finding: RuleFinding) -> bool:
         return False
     program = program_of(finding.site.filename)
     return program is not None and are_results_joined(program, _RETURNING)
+
+
+def _is_sorted_out(finding: RuleFinding) -> bool:
+    """Whether the program makes a container anew of what it still needs of it, now and then.
+
+    ``self.samples = {t.id: self.samples[t.id] for t in self.tracks}``: it grows and shrinks.
+    """
+    first = finding.remedies[0] if finding.remedies else None
+    program = program_of(first.filename) if first is not None else None
+    place = program.at(first.line) if program is not None and first is not None else None
+    growth = growing(place)
+    if program is None or growth is None:
+        return False
+    name = growth.container.partition("[")[0]
+    return any(
+        ast.unparse(target) == name
+        and isinstance(value, (ast.DictComp, ast.ListComp, ast.SetComp))
+        and any(ast.unparse(one) == name for one in ast.walk(value) if isinstance(one, ast.expr))
+        for node in program.nodes
+        for target, value in assigned(node)
+    )
+
+
+def _is_of_one_text(finding: RuleFinding) -> bool:
+    """Whether a model's cache grows with one text, up to its length: ``while ids.size(1) < most``.
+
+    Not where a loop around that goes through several, of which each is to have its own.
+    """
+    calls = [at for at, frame in enumerate(finding.stack) if "_call_impl" in frame.name]
+    callers = finding.stack[calls[-1] + 1 :] if calls else ()  # a model has a loop over layers
+    places = [
+        program.at(frame.line)
+        for frame in callers
+        if frame_kind(frame.filename) is FrameKind.USER
+        and (program := program_of(frame.filename)) is not None
+    ]
+    loops = [
+        [one for one in at.around if isinstance(one, LOOPS)] for at in places if at is not None
+    ]
+    of_caller = next((of_place for of_place in reversed(loops) if of_place), [])
+    outermost = min(of_caller, key=lambda one: one.lineno, default=None)
+    return isinstance(outermost, ast.While) and _compares_length(outermost.test)
+
+
+def _compares_length(test: ast.expr) -> bool:
+    return isinstance(test, ast.Compare) and any(
+        called_name(node) in ("len", "size")
+        or (isinstance(node, ast.Attribute) and node.attr == "shape")
+        for node in ast.walk(test)
+    )
 
 
 def _is_searched_later(finding: RuleFinding, examination: Examination) -> bool:

@@ -335,3 +335,24 @@ def test_where_models_are_most_of_what_is_copied_they_are_told(tmp_path):
     fixes = [remedy.fix for one in found for remedy in one.remedies]
     assert "del_ref" in fixes
     assert "store_once" not in fixes
+
+
+def tensors_moved_by_hand():
+    """Leaves that an optimizer moved are what is wanted, and no models."""
+    fields = []
+
+    def step(number):
+        field = torch.zeros(64, 64, requires_grad=True)
+        optimizer = torch.optim.Adam([field], lr=0.1)
+        (field - number).square().sum().backward()
+        optimizer.step()
+        fields.append(field.detach())
+
+    return step
+
+
+def test_tensors_that_an_optimizer_was_given_are_no_models(tmp_path):
+    found = findings_of(tensors_moved_by_hand, tmp_path / "run.json")
+    rules = {remedy.rule for one in found for remedy in one.remedies}
+    assert "growing-container" in rules
+    assert "collected-models" not in rules

@@ -465,3 +465,83 @@ def test_small_results_beside_a_large_peak_are_no_headline(rows, is_minor, tmp_p
     every = findings_of(collecting, tmp_path / "run.json", steps=24)
     (found,) = [one for one in every if one.bytes_per_step]
     assert (found.bytes_per_step, found.minor) == (rows * 4096, is_minor)
+
+
+def growth_in(path, code, stack, rule, **more):
+    """Growth of 8 MiB in a job with a peak of 64 MiB, at the last line of some code."""
+    path.write_text(code)
+    lines = code.splitlines()
+    frames = tuple(
+        Frame(name, str(path) if line else "torch/nn/modules/module.py", line)
+        for name, line in stack
+    )
+    return RuleFinding(
+        Kind.LEAK,
+        "cpu",
+        Site(str(path), len(lines), "main", lines[-1].strip()),
+        "grows",
+        bytes_per_step=8 << 10,
+        bytes=8 << 20,
+        stack=frames,
+        rule=rule,
+        remedies=(Remedy("clear_container", "", str(path), len(lines), rule=rule),),
+        **more,
+    )
+
+
+def a_job(tmp_path):
+    trace = TraceBuilder(device="cpu")
+    for step in range(8):
+        trace.label(step=step).alloc(64 << 20, f"work{step}").free(f"work{step}")
+    return examine(load(write_run(tmp_path / "run.json", trace.build())))
+
+
+SPEAKS = """\
+def speak(model, ids, most):
+    {loop}
+        for _ in range(4):
+            ids = model(ids)
+"""
+
+
+@pytest.mark.parametrize(
+    ("loop", "is_minor_there"),
+    [
+        ("while ids.size(1) < most:", True),
+        ("while len(ids) < most:", True),
+        ("while ids.shape[-1] < most:", True),
+        ("while True:", False),  # a service
+        ("for ids in most:", False),  # several texts
+    ],
+)
+def test_a_cache_that_grows_with_one_text_is_no_headline(loop, is_minor_there, tmp_path):
+    stack = [("forward", 0), ("Module._call_impl", 0), ("speak", 4), ("main", 0)]
+    found = growth_in(tmp_path / "a.py", SPEAKS.format(loop=loop), stack, "generation-cache")
+    assert is_minor(found, a_job(tmp_path)) is is_minor_there
+
+
+TRACKS = """\
+def drop(self):
+    self.samples = {kept}
+def add(self, track, x):
+    self.samples[track].append(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kept", "confidence", "is_minor_there"),
+    [
+        ("{t: self.samples[t] for t in self.tracks}", 0.66, True),
+        ("{t: self.samples[t] for t in self.tracks}", 0.97, False),
+        ("{t: [] for t in self.tracks}", 0.66, False),
+        ("dict(self.tracks)", 0.66, False),
+    ],
+)
+def test_what_is_sorted_out_is_a_headline_where_it_surely_grows(
+    kept, confidence, is_minor_there, tmp_path
+):
+    code = TRACKS.format(kept=kept)
+    found = growth_in(
+        tmp_path / "a.py", code, [("add", 4)], "growing-container", confidence=confidence
+    )
+    assert is_minor(found, a_job(tmp_path)) is is_minor_there

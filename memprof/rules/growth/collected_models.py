@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,7 +82,7 @@ class CollectedModels(GrowthRule[Models | ModelsOfExpression]):
             return None  # parts of one model, such as adapters, are no models
         if any(map(gradient_of_data, case.finding.holders)):
             return None  # tensors that an optimizer was given by hand
-        if _is_of_gradients(case, container.holder):
+        if _is_of_gradients(case, container.holder) or _are_tensors(case.finding.holders):
             return None
         return Models(container, _origin(container, case), _copied_data(case))
 
@@ -133,6 +133,16 @@ def _of_expression(case: Case) -> ModelsOfExpression | None:
     place, value = collecting
     call = f"{ast.unparse(value.func)}(…)" if isinstance(value, ast.Call) else "[… for …]"
     return ModelsOfExpression(place, call)
+
+
+def _are_tensors(holders: Sequence[Holder]) -> bool:
+    """Whether the items are the tensors themselves, as of who was given one to move by hand."""
+    return bool(holders) and all(
+        holder.links[-1].kind == LinkKind.ITEM
+        and holder.links[-1].type_name == "list"
+        and not below_item(holder)
+        for holder in holders
+    )
 
 
 def _is_of_gradients(case: Case, holder: Holder) -> bool:
