@@ -164,6 +164,8 @@ def _comes_to_nothing(finding: RuleFinding, examination: Examination) -> bool:
         return False
     share = _GROWN * device.peak_allocated
     total = growth_of(finding, examination)
+    if total < _LEAST:
+        return True
     is_little = finding.bytes < _LEAST_SHARE * device.peak_allocated and total < _ON_HOST
     if device.name == "cpu" and is_little and _is_moved_to_host(finding):
         return True

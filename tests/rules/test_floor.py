@@ -150,6 +150,28 @@ def test_results_that_grow_beside_a_peak_of_many_times_their_size_are_no_headlin
     assert found.minor is is_minor
 
 
+@pytest.mark.parametrize(("size", "is_minor"), [(256, True), (4096, False)])
+def test_results_that_come_to_little_are_no_headline_in_a_small_program_either(
+    size, is_minor, tmp_path
+):
+    """A quarter of a MiB in a thousand steps, or four, beside a peak of 64 KiB."""
+    source = tmp_path / "train.py"
+    source.write_text("def main(results, x):\n    results.append(x)\n")
+    trace = TraceBuilder(device="cpu").existing(64 << 10, "weights")
+    for step in range(40):
+        trace.label(step=step)
+        trace.alloc(size, f"t{step}", stack=(Frame("main", str(source), 2),))
+    links = [
+        Link(LinkKind.LOCAL, "results", "main", str(source), 1),
+        Link(LinkKind.ITEM, "3", "list", length=40),
+    ]
+    holder = Holder(LinkKind.ITEM, str(source), 2, "results.append(x)", links)
+    held = Finding("holders", device="cpu", step=39, stack=1, holders=[holder])
+    found = findings(load(write_run(tmp_path / "run.json", trace.build(), more=[held])))
+    growing = [(one.bytes_per_step, one.minor) for one in found if one.bytes_per_step]
+    assert growing == [(size, is_minor)]
+
+
 @pytest.mark.parametrize(
     ("device", "made", "is_minor"),
     [

@@ -154,8 +154,8 @@ class EdgeMessages(WasteRule[Messages]):
 def _given_to_linear(window: Window, large: LargeTensor) -> tuple[int, LinearOfEdges] | None:
     """A tensor as large that a linear layer is given, the first made, and that layer."""
     rows = np.flatnonzero(large.alike & window.at_peak)
-    stacks, firsts = np.unique(window.lives.stack[rows], return_index=True)
-    for row in (large.row, *sorted(rows[firsts].tolist())[: len(stacks)]):
+    _, firsts = np.unique(window.lives.stack[rows], return_index=True)
+    for row in (large.row, *sorted(rows[firsts].tolist())):
         linear = _linear_after(window, row)
         if linear is not None:
             return row, linear
@@ -168,21 +168,17 @@ def _by_functions_of(window: Window, linear: LinearOfEdges) -> Bools:
     They go before the rows are gathered, with the layer.
     """
     place = linear.place
-    calls = [
-        call
-        for call in calls_in(place.statement)
-        if len([*arguments(call)]) == 1 and ast.unparse(call.func) != linear.layer
-        for inner in (call.args[0] if call.args else None,)
-        if isinstance(inner, ast.Call) and ast.unparse(inner.func) == linear.layer
-        if called_name(call) in _BY_VALUE
+    names = [
+        called_name(call)
+        for call in calls_in(place.statement, *_BY_VALUE)
+        if any(
+            isinstance(one, ast.Call) and ast.unparse(one.func) == linear.layer
+            for one in arguments(call)
+        )
     ]
-    none = np.zeros(len(window.lives), dtype=bool)
-    if not calls:
-        return none
-    name = called_name(calls[0])
     lines = range(place.line, (place.statement.end_lineno or place.line) + 1)
-    stacks = np.unique(window.lives.stack).tolist()
-    own = [row for row in stacks if _is_called_at(window.trace.stack(row), name, place, lines)]
+    stacks = np.unique(window.lives.stack).tolist() if names else []
+    own = [row for row in stacks if _is_called_at(window.trace.stack(row), names[0], place, lines)]
     made: Bools = np.isin(window.lives.stack, own)
     return made
 
