@@ -69,6 +69,9 @@ _SMALL_GROWTH = 8 << 20
 where nothing is known to hold it, as then there is nothing to do about it either."""
 _OF_SMALL_RESULTS = 16 << 20
 """The same of results that have not come to `_LEAST`: they may be of a loop that soon ends."""
+_SLOWER = 256 << 10
+"""The same, below which it is nothing in the smallest program: one scalar in each
+step takes twice that on a card, where an allocation has at least 512 bytes."""
 _GROWN = 0.01
 _UNHELD = 0.03
 """Of the peak, below which fewer bytes than `_LEAST` are nothing where nobody is known to hold
@@ -164,7 +167,7 @@ def _comes_to_nothing(finding: RuleFinding, examination: Examination) -> bool:
         return False
     share = _GROWN * device.peak_allocated
     total = growth_of(finding, examination)
-    if total < _LEAST:
+    if total < _SLOWER:
         return True
     is_little = finding.bytes < _LEAST_SHARE * device.peak_allocated and total < _ON_HOST
     if device.name == "cpu" and is_little and _is_moved_to_host(finding):
