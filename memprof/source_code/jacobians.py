@@ -17,6 +17,7 @@ _MAKING = ("jacfwd", "jacrev")
 """Functions that make another one of it, which is given the input."""
 _DEEPEST = 4
 """Functions that return what one another return, until they are given up."""
+_TURNING = frozenset(("T", "mT", "movedim", "permute", "swapaxes", "t", "transpose"))
 _FIRST_TWO = {"dim1": "0", "dim2": "1"}
 _FIRST_OF_INPUT = 2
 """Dimensions of a result of each sample before those of the input: ``(samples, values, …)``."""
@@ -65,7 +66,22 @@ def diagonal_read(place: Place) -> DiagonalRead | None:
     ]
     if not diagonal or others:
         return None
-    return DiagonalRead(ast.unparse(diagonal[0][0]), _is_of_numbers(diagonal[0][0]))
+    node = diagonal[0][0]
+    of_numbers = _is_of_numbers(node)
+    if of_numbers and called_name(node) == "diagonal" and not _is_turned_round(scope, node):
+        return None  # of one sample's own matrix, perhaps, whose values may depend on one another
+    return DiagonalRead(ast.unparse(node), of_numbers)
+
+
+def _is_turned_round(scope: list[ast.AST], read: ast.AST) -> bool:
+    """Whether dimensions of what is read are exchanged: a diagonal has its own as the last one.
+
+    Only what has two is: a number of each sample by all samples' inputs.
+    """
+    return any(
+        isinstance(node, ast.Attribute) and node.value is read and node.attr in _TURNING
+        for node in scope
+    )
 
 
 def _is_of_numbers(read: ast.AST) -> bool:
@@ -130,7 +146,7 @@ def _read_diagonally(node: ast.Call | ast.Subscript) -> Iterator[ast.expr]:
         values = list(map(ast.unparse, node.args))
         of_method = not any(isinstance(one, (ast.Name, ast.Call)) for one in node.args)
         positions = values if of_method else values[1:]
-        of_numbers = given == _FIRST_TWO  # of a single matrix nobody writes what is the default
+        of_numbers = given == _FIRST_TWO
         ends = [*positions[1:3], *(given[one] for one in ("dim1", "dim2") if one in given)]
         later = any(one.isdigit() and int(one) >= _FIRST_OF_INPUT for one in ends)
         if "0" in ends and (of_numbers or later):

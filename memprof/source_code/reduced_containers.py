@@ -5,7 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from memprof.source_code.program import Place, Program, bound_names, called_name, own_calls
+from memprof.source_code.program import (
+    FUNCTIONS,
+    Place,
+    Program,
+    bound_names,
+    called_name,
+    own_calls,
+)
 from memprof.source_code.reductions import (
     Reduced,
     Reduction,
@@ -13,7 +20,7 @@ from memprof.source_code.reductions import (
     reducing,
     reduction_of,
 )
-from memprof.source_code.scopes import COMPREHENSIONS, nodes_around, reads_of
+from memprof.source_code.scopes import COMPREHENSIONS, nodes_around, parameters, reads_of
 from memprof.source_code.verbs import FILLING, JOINING
 
 __all__ = ["newest_items_read", "reads_of_items", "reduction_of_all"]
@@ -112,9 +119,12 @@ def _reads(
     place: Place, name: str, programs: Sequence[Program]
 ) -> Iterator[tuple[ast.expr, list[ast.AST], Program]]:
     """Every read of what has that name, the nodes around it, and its file."""
-    if "." not in name:
+    if "." not in name and place.function is not None and _has_own(place.function, name):
         for read, around in reads_of(place.scope, name):
             yield read, around, place.program
+        return
+    if "." not in name:
+        yield from _reads_outside(place, name)
         return
     last = name.rpartition(".")[2]
     files = {id(one.tree): one for one in (place.program, *programs)}
@@ -125,6 +135,27 @@ def _reads(
                 is_read = isinstance(node.ctx, ast.Load)
                 if where is not None and is_read:
                     yield node, nodes_around(where.statement, node), program
+
+
+def _reads_outside(place: Place, name: str) -> Iterator[tuple[ast.expr, list[ast.AST], Program]]:
+    """The same of a variable of the file, or of a function around; not what is others' own."""
+    around = [one for one in place.around if isinstance(one, FUNCTIONS)]
+    for node in place.program.nodes:
+        if not (isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)):
+            continue
+        where = place.program.at(node.lineno)
+        function = where.function if where is not None else None
+        is_others = function is not None and function not in around and _has_own(function, name)
+        if where is not None and not is_others:
+            yield node, nodes_around(where.statement, node), place.program
+
+
+def _has_own(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
+    """Whether a function binds a name, or has an argument of that name."""
+    return name in parameters(function) or any(
+        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
+        for node in ast.walk(function)
+    )
 
 
 def _fills(read: ast.expr, around: list[ast.AST]) -> bool:

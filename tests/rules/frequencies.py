@@ -6,7 +6,13 @@ import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["LENGTH", "STATES", "kept_wide", "of_narrow_frequencies", "typed_as_frequencies"]
+__all__ = [
+    "LENGTH",
+    "STATES",
+    "kept_wide",
+    "of_narrow_frequencies",
+    "typed_as_frequencies",
+]
 
 STATES, LENGTH = 64, 512
 

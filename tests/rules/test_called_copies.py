@@ -135,6 +135,22 @@ def of_other_values():
     return in_turn([Loaded(base, model().state_dict()) for _ in range(WORKERS)])
 
 
+def of_each_checkpoint():
+    """The members of an ensemble: what they are copied from is loaded anew between the copies."""
+    trunk, checkpoints = model(), [model().state_dict() for _ in range(WORKERS)]
+    members = []
+    for states in checkpoints:
+        trunk.load_state_dict(states)
+        members.append(copy.deepcopy(trunk))
+    x = torch.randn(2, WIDTH)
+
+    @torch.inference_mode()
+    def step(number):
+        return members[number % WORKERS](x).argmax(1).tolist()
+
+    return step
+
+
 class Halved:
     def __init__(self, base):
         self.quick = copy.deepcopy(base)
@@ -211,7 +227,14 @@ def test_copies_in_containers_are(tmp_path, program, typed):
 
 @pytest.mark.parametrize(
     "program",
-    [of_other_values, of_changed_parts, handed_on, that_remember, that_are_trained],
+    [
+        of_other_values,
+        of_each_checkpoint,
+        of_changed_parts,
+        handed_on,
+        that_remember,
+        that_are_trained,
+    ],
 )
 def test_copies_that_are_changed_or_may_be_are_not(tmp_path, program):
     assert "called-copies" not in names(program, tmp_path / "run.json")

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tests.rules import frequencies
+from tests.rules import frequencies, several_types
 from tests.rules.recorded import findings_of, findings_of_fork, names
 
 FRAMES, WIDTH = 512, 128
@@ -213,5 +213,6 @@ def test_a_conversion_to_the_type_of_data_is_told_where_no_file_asks_for_it(tmp_
     assert found.match.saving.bytes == found.bytes // 2
     assert first.why.startswith("`self.frequencies.dtype` takes the type of data that came in")
     assert first.code == "return torch.from_numpy(np.linspace(0, 1, STATES))"
-    for program in (frequencies.of_narrow_frequencies, frequencies.kept_wide):
+    narrow, wide = frequencies.of_narrow_frequencies, frequencies.kept_wide
+    for program in (narrow, wide, several_types.of_several_types):
         assert wide_alone(program, tmp_path / "run.json") == [], program

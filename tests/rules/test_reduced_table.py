@@ -270,3 +270,20 @@ def test_comparisons_with_another_vector_are_not(tmp_path):
     program = partial(at_risk, lambda time: time.flip(0), with_others)
     found = own(findings_of(program, tmp_path / "run.json"))
     assert [one.fix for finding in found for one in finding.remedies] == ["chunk"]
+
+
+def concordance():
+    """Two orders at once: of how many pairs both say the same."""
+    time = torch.rand(PATIENTS)
+
+    def step(_):
+        risk = torch.rand(PATIENTS)
+        earlier = time[None, :] < time[:, None]
+        return (earlier & (risk[None, :] > risk[:, None])).float().sum(1).mean().item()
+
+    return step
+
+
+def test_two_orders_at_once_are_no_cumulative_sum(tmp_path):
+    found = own(findings_of(concordance, tmp_path / "run.json"))
+    assert "cumulative_sum" not in {one.fix for finding in found for one in finding.remedies}

@@ -37,6 +37,7 @@ MADE = "J = torch.autograd.functional.jacobian(f, x)\n"
         ("J = jacrev(f)(x)\nreturn torch.einsum('ii->i', J)", ""),  # of one sample
         (MADE + "return J.permute(0, 2, 1, 3)[n, :, n]", ""),
         (MADE + "return J[n, n]", ""),
+        (MADE + "return J.diagonal(dim1=0, dim2=1).sum()", ""),  # a divergence, of one sample
         (MADE + "return J.norm()", ""),
         (MADE + "keep(J)\nreturn J.diagonal(dim1=0, dim2=2)", ""),
         (MADE + "return J.diagonal(dim1=1, dim2=3)", ""),

@@ -199,3 +199,30 @@ def test_what_is_read_under_a_key_is_reduced_as_well(tmp_path):
     program = program_of(str(path))
     found = reduction_of_all(program.at(3), "self.inputs[name]", [program])
     assert found.texts == ("x.abs().amax(0)",)
+
+
+OF_FILE = """\
+maps = []
+
+def add(one):
+    maps.append(one)
+    print(maps[-1])
+
+{later}
+"""
+
+
+@pytest.mark.parametrize(
+    ("later", "newest"),
+    [
+        ("add(1)", "maps[-1]"),
+        ("show(torch.stack(maps))", ""),
+        ("def last(maps):\n    return maps", "maps[-1]"),  # another one
+        ("def all_of_them():\n    return maps", ""),
+    ],
+)
+def test_a_list_of_the_file_may_be_read_anywhere_in_it(later, newest, tmp_path):
+    path = tmp_path / "store.py"
+    path.write_text(OF_FILE.format(later=later))
+    program = program_of(str(path))
+    assert newest_items_read(program.at(4), "maps", [program]) == newest

@@ -36,8 +36,8 @@ class Keys(Cause):
     """The values grow: none is ever replaced, as each has a tensor of its own for a key."""
     of_set: bool = False
     """They are a set's, which is only asked what is in it."""
-    futures: str = ""
-    """They are futures, which keep their results; the name of the dict, as far as it is known."""
+    are_futures: bool = False
+    """They are futures, which keep their results."""
 
 
 class TensorKey(GrowthRule[Keys]):
@@ -73,8 +73,8 @@ class TensorKey(GrowthRule[Keys]):
                     continue
                 filling = growing(place)
                 if any(map(_is_result, holder.links[at + 1 :])):
-                    held_by = holder.links[at - 1].name if at else ""
-                    return Keys(place, "", link.length, are_tensors=False, futures=held_by or "it")
+                    name = holder.links[at - 1].name if at else ""
+                    return Keys(place, name, link.length, are_tensors=False, are_futures=True)
                 if link.is_under_tensor:
                     container = filling.container if filling is not None else ""
                     return Keys(place, container, link.length, are_tensors=True, of_values=True)
@@ -109,8 +109,8 @@ class TensorKey(GrowthRule[Keys]):
                 cause.place,
             )
             return
-        if cause.futures:
-            yield _let_go(cause, case)
+        if cause.are_futures:
+            yield _let_go(cause, name, case)
             return
         weak = (
             "torch.utils.weak.WeakTensorKeyDictionary"
@@ -149,28 +149,30 @@ def _is_result(link: Link) -> bool:
     return (link.type_name, link.name) == _RESULT
 
 
-def _let_go(cause: Keys, case: Case) -> Advice:
+def _let_go(cause: Keys, name: str, case: Case) -> Advice:
     """Take each future out, where the program takes its result: ``futures.pop(future)``."""
-    name = cause.futures
     why = (
-        f"`{name}` ({cause.length} items) has futures for keys, and each keeps its result: take it "
-        "out when that was taken, or have the call return what is needed of it."
+        f"{name} has futures for keys, and each keeps its result: take it out when that was taken, "
+        "or have the call return what is needed of it."
     )
     for program in case.programs:
-        for node in program.nodes:
-            reads = calls_in(node.iter, _IN_TURN) if isinstance(node, ast.For) else []
-            if not any(name in map(ast.unparse, call.args) for call in reads):
-                continue
-            assert isinstance(node, ast.For)
-            futures = {one.id for one in ast.walk(node.target) if isinstance(one, ast.Name)}
-            for entry in ast.walk(node):
-                is_entry = isinstance(entry, ast.Subscript) and ast.unparse(entry.value) == name
-                if is_entry and isinstance(entry, ast.Subscript):
-                    key = ast.unparse(entry.slice)
-                    if key in futures:
-                        typed = f"{name}.pop({key})"
-                        return Advice("clear_container", why, program.place(entry), typed=typed)
+        for loop in (node for node in program.nodes if isinstance(node, ast.For)):
+            entry = _entry_in_turn(loop, cause.container)
+            if entry is not None:
+                typed = f"{cause.container}.pop({ast.unparse(entry.slice)})"
+                return Advice("clear_container", why, program.place(entry), typed=typed)
     return Advice("clear_container", why, cause.place)
+
+
+def _entry_in_turn(loop: ast.For, container: str) -> ast.Subscript | None:
+    """What a loop over futures as they are done reads under one: ``jobs[job]``."""
+    calls = calls_in(loop.iter, _IN_TURN)
+    if not any(ast.unparse(one) == container for call in calls for one in call.args):
+        return None
+    futures = {one.id for one in ast.walk(loop.target) if isinstance(one, ast.Name)}
+    entries = (node for node in ast.walk(loop) if isinstance(node, ast.Subscript))
+    own = (one for one in entries if ast.unparse(one.value) == container)
+    return next((one for one in own if ast.unparse(one.slice) in futures), None)
 
 
 def _is_element(link: Link) -> bool:

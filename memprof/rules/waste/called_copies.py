@@ -12,7 +12,7 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.copied_objects import copied_source, made_by_copying
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.dataflow import Flow, flow_of_value
+from memprof.source_code.dataflow import Flow, flow_of, flow_of_value
 from memprof.source_code.program import (
     FUNCTIONS,
     Place,
@@ -144,14 +144,18 @@ def _is_only_called(programs: Sequence[Program], place: Place) -> bool:
     if len(copies) != 1 or any(map(_writes_in_forward, (place.program, *programs))):
         return False
     flow = flow_of_value(programs, place, copies[0], through=False)
-    if flow.is_lost:
+    origin = flow_of(programs, place, ast.unparse(copies[0].args[0]), through=False)
+    if any(one.is_lost or _is_changed(one) for one in (flow, origin)):
         return False
-    is_called = False
-    for node, scopes in flow.source.nodes:
-        if _may_change(flow, node, scopes):
-            return False
-        is_called |= isinstance(node, ast.Call) and flow.carries(node.func, scopes)
-    return is_called
+    return any(
+        isinstance(node, ast.Call) and flow.carries(node.func, scopes)
+        for node, scopes in flow.source.nodes
+    )
+
+
+def _is_changed(flow: Flow) -> bool:
+    """Whether something may change a model that flows: then copies of it may differ."""
+    return any(_may_change(flow, node, scopes) for node, scopes in flow.source.nodes)
 
 
 def _may_change(flow: Flow, node: ast.AST, scopes: Scopes) -> bool:

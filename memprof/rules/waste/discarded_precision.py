@@ -160,13 +160,14 @@ def _converted_to_type_of_data(window: Window, narrowed: int) -> Iterator[Discar
         return
     if not any(calls_in(program.tree, *_TAKING) for program in window.programs):
         return
-    taken = [text for program in window.programs for text in _types_of_others(program.tree)]
+    taken = {text for program in window.programs for text in _types_of_others(program.tree)}
     large = there[_LARGE * window.lives.size[there] >= window.lives.size[there].max()]
     row = int(large[np.argmin(window.lives.alloc[large])])
-    if taken and made_by_its_statement(window, row):  # a library may have its own reasons
+    # Of several the type may be one or the other's; and a library may have its own reasons.
+    if len(taken) == 1 and made_by_its_statement(window, row):
         saving = window.replayed(window.whole(rows), divisor=2)
         origin = _only_place_of_data(window)
-        yield DiscardedPrecision(row, there, nbytes, saving, typed_as=taken[0], origin=origin)
+        yield DiscardedPrecision(row, there, nbytes, saving, typed_as=taken.pop(), origin=origin)
 
 
 def _only_place_of_data(window: Window) -> Place | None:
@@ -179,7 +180,15 @@ def _asks_for_double(program: Program) -> bool:
     """Whether a name, or a text, of a file says double precision."""
     names = {getattr(node, "attr", getattr(node, "id", "")) for node in program.nodes}
     texts = {node.value for node in program.nodes if isinstance(node, ast.Constant)}
-    return bool(_DOUBLE & (names | {one for one in texts if isinstance(one, str)}))
+    types = {  # Python's `float` is float64
+        node.value.id
+        for node in program.nodes
+        if isinstance(node, ast.keyword)
+        and node.arg == "dtype"
+        and isinstance(node.value, ast.Name)
+    }
+    named = _DOUBLE & (names | {one for one in texts if isinstance(one, str)})
+    return bool(named or types & {"complex", "float"})
 
 
 def _types_of_others(tree: ast.AST) -> Iterator[str]:

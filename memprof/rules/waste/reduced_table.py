@@ -44,6 +44,7 @@ _SEVERAL = 3
 """Tables in a step, one after the other: it goes in parts already."""
 
 
+_ORDERS = frozenset(("ge", "gt", "le", "lt"))
 _TURNING = ("reshape", "unsqueeze", "view")
 """Methods that make a column, or a row, of a vector."""
 
@@ -155,11 +156,7 @@ def _match(window: Window, first: Made, chain: Chain) -> Table | None:
     if not chain.is_done(window):
         return None
     what = _what(first, chain)
-    if (
-        what is _What.OTHER
-        and chain.operators <= SUMS
-        and _is_of_orders(place_of(window.frame_of(row)))
-    ):
+    if what is _What.OTHER and _is_of_order(first, chain, place_of(window.frame_of(row))):
         what = _What.ORDERS
     learns = window.learns_after(int(lives.alloc[row]))
     gone = lives.size[rows] - lives.size[rows] // _PARTS
@@ -185,9 +182,16 @@ def _match(window: Window, first: Made, chain: Chain) -> Table | None:
     )
 
 
-def _is_of_orders(place: Place | None) -> bool:
-    """Whether a statement asks of all pairs of one vector which is the larger: ``t[None] >= t``."""
-    return any(
+def _is_of_order(first: Made, chain: Chain, place: Place | None) -> bool:
+    """Whether a table says of all pairs of one vector which is the larger, and that is summed.
+
+    By its statement, ``t[None] >= t[:, None]``. Nothing else as large goes in on the way: sums of
+    two orders at once, as a concordance counts, are no cumulative sums.
+    """
+    others = (one for node, one in chain.nodes.items() if node != first.node)
+    if first.operator not in _ORDERS or not chain.operators <= SUMS:
+        return False
+    return all(one.given < 2 * one.size for one in others) and any(
         isinstance(node, ast.Compare)
         and len(node.ops) == 1
         and isinstance(node.ops[0], (ast.Gt, ast.GtE, ast.Lt, ast.LtE))
