@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memprof.records import Holder
-from memprof.reference_chain import Link, LinkKind, largest_container
+from memprof.reference_chain import LinkKind, largest_container
 from memprof.rules.ended_loops import loop_is_over, training_is_over
 from memprof.source_code.fed_anew import is_fed_anew
 from memprof.source_code.frame_kind import FrameKind, frame_kind, is_copy_module
@@ -154,16 +154,28 @@ def _held_groups(
         container = holders[0].links[at] if at is not None else None
         if container is None or not holders[0].is_named or container.length < _LEAST_BIRTHS:
             continue
+        grows = _has_become_longer(holders)
         if stack == EMPTY:
-            yield rows, _ever_more_at_looks if container.grows else _ever_more
+            yield rows, _ever_more_at_looks if grows else _ever_more
         elif any(link.kind in _ERRORS for link in holders[0].links):
             yield rows, _now_and_then
-        elif container.grows and holders[0].through_graph:
+        elif grows and holders[0].through_graph:
             yield rows, _with_graphs
         elif container.type_name in _LISTS:
-            yield rows, partial(_given_to_list, container=container)
+            yield rows, partial(_given_to_list, length=container.length, grows=grows)
         else:
-            yield rows, _more_than_taken if container.grows else _at_regular_steps
+            yield rows, _more_than_taken if grows else _at_regular_steps
+
+
+def _has_become_longer(holders: Sequence[Holder]) -> bool:
+    """Whether looks saw that the container of the first holder grew, by whichever of its items."""
+    containers = []
+    for holder in holders:
+        at = largest_container(holder.links)
+        if at is not None:
+            way = tuple((link.kind, link.name) for link in holder.links[:at])
+            containers.append(((way, holder.links[at].length), holder.links[at].grows))
+    return any(grows for one, grows in containers if one == containers[0][0])
 
 
 def _exact_groups(survival: Survival, freed: Bools) -> Iterator[GrowingGroup]:
@@ -391,21 +403,21 @@ def _at_regular_steps(survival: Survival, rows: Ints, freed: Bools) -> GrowingGr
 
 
 def _given_to_list(
-    survival: Survival, rows: Ints, freed: Bools, container: Link
+    survival: Survival, rows: Ints, freed: Bools, length: int, *, grows: bool
 ) -> GrowingGroup | None:
-    """A group that a list keeps, of which each item has as many bytes.
+    """A group that a list of this length keeps, of which each item has as many bytes.
 
     Rounds that take ever longer give to a list ever more rarely. So does what fills a cache; but a
     cache has keys.
     """
-    judge = _more_than_taken if container.grows else _at_regular_steps
+    judge = _more_than_taken if grows else _at_regular_steps
     regular = judge(survival, rows, freed)
     lives, steps = survival.lives, len(survival)
     if regular is not None or (lives.freed_in[rows] < steps).any():
         return regular
     births, place = np.unique(lives.allocated_in[rows], return_inverse=True)
     nbytes = np.bincount(place.reshape(-1), weights=lives.size[rows])
-    is_one_each = container.grows or abs(len(births) - container.length) <= 1
+    is_one_each = grows or abs(len(births) - length) <= 1
     if births[0] < 0 or not is_one_each or (nbytes != nbytes[0]).any():
         return None
     if len(births) < _LEAST_ITEMS or births[-1] - births[0] < _LEAST_SPAN:

@@ -533,3 +533,35 @@ def listed(path, length):
         Link(LinkKind.ITEM, "0", "list", length=length, grows=True),
     ]
     return Holder(LinkKind.ITEM, str(path), 1, "", links)
+
+
+def held_as_item(path, item, *, grows):
+    """An item of a list ``best`` of 30, of which looks at that item have seen it become longer."""
+    links = [
+        Link(LinkKind.LOCAL, "best", "main", str(path), 2),
+        Link(LinkKind.ITEM, item, "list", length=30, grows=grows),
+        Link(LinkKind.ATTRIBUTE, "state", "Node"),
+    ]
+    return Holder(LinkKind.ITEM, str(path), 2, "best.append(search())", links)
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_a_list_grows_whichever_of_its_items_looks_have_followed(grows, tmp_path):
+    """A search makes four states a step, of which its result keeps three."""
+    path = tmp_path / "train.py"
+    path.write_text("def main():\n    best.append(search())\n")
+    trace, steps, every = TraceBuilder(device="cpu"), 300, 25
+    for step in range(steps):
+        trace.label(step=step)
+        for number in range(4):
+            trace.alloc(4096, f"t{step}.{number}", stack=(Frame("main", str(path), 2),))
+        if step % every == every - 1:
+            for one in range(step - every + 1, step + 1):
+                for number in range(1 if step > every else 4):  # of the first nothing stays
+                    trace.free(f"t{one}.{number}")
+    holders = [held_as_item(path, "20", grows=False), held_as_item(path, "0", grows=grows)]
+    found = Finding("holders", device="cpu", step=steps - 1, stack=1, holders=holders)
+    write_run(tmp_path / "run.json", trace.build(), more=(found,))
+    made = leaks(examine(load(tmp_path / "run.json")))
+    per_step = pytest.approx(3 * 4096, rel=0.03)  # up to the middle of a search
+    assert [one.bytes_per_step for one in made] == ([per_step] if grows else [])

@@ -137,6 +137,48 @@ def test_a_list_within_few_objects_is_no_chain(tmp_path):
     assert "linked-objects" not in names(tree_of_fixed_depth, tmp_path / "run.json")
 
 
+class Hypothesis:
+    """One word of a sentence, with the state that the next word is made from."""
+
+    def __init__(self, word, state, parent):
+        self.word, self.state, self.parent = word, state, parent
+
+    def words(self):
+        node, words = self, []
+        while node.parent is not None:
+            words.append(node.word)
+            node = node.parent
+        return words[::-1]
+
+
+def fires_in_a_search():
+    """Of each sentence two ways are tried, and the last word of the better one is kept."""
+    best, job = [], {"beam": [Hypothesis(0, torch.zeros(2, WIDTH), None)]}
+
+    def step(number):
+        states = torch.cat([one.state for one in job["beam"] for _ in range(2)])
+        parts = states.split(2)
+        beam = [
+            Hypothesis(number, part.narrow(0, 0, 2), one)
+            for one, part in zip(job["beam"], parts, strict=False)
+        ]
+        job["beam"] = [*beam, Hypothesis(number, torch.zeros(2, WIDTH), None)][:2]
+        if number % 12 == 11:
+            best.append(job["beam"][number % 2])
+            job["beam"] = [Hypothesis(0, torch.zeros(2, WIDTH), None)]
+
+    return step
+
+
+def test_what_a_function_makes_of_a_chain_is_to_be_kept(tmp_path):
+    found = findings_of(fires_in_a_search, tmp_path / "run.json", steps=200)[0]
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("linked-objects", "del_ref")
+    assert first.code == 'best.append(job["beam"][number % 2])'
+    assert "keep what `words()` makes of the last" in first.why
+    assert "cut it off" not in first.why
+
+
 class Joined:
     """Several parts as one, as `torch.utils.data.ConcatDataset` has them."""
 

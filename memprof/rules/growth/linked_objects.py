@@ -33,6 +33,8 @@ class Chain(Cause):
     """What is made anew of itself: ``self.data`` of ``self.data = Joined([self.data, more])``."""
     base: str = ""
     """What that was bound to first, by a name that is known at the place; empty for none."""
+    reader: str = ""
+    """The function that goes from object to object in a loop: ``tokens``; empty where none does."""
 
 
 class LinkedObjects(GrowthRule[Chain]):
@@ -73,6 +75,15 @@ class LinkedObjects(GrowthRule[Chain]):
             )
             return
         name = f"`{cause.name}`" if cause.name else "one reference"
+        if cause.reader:
+            yield Advice(
+                "del_ref",
+                f"Each `{cause.type_name}` keeps the one before it by {name}, and the last keeps "
+                f"them all, with every tensor they have: keep what `{cause.reader}()` makes of the "
+                f"last, and the numbers that are read of it, in place of the object.",
+                cause.place,
+            )
+            return
         cut = f" (`{cause.name} = None`)" if cause.is_attribute else ""
         yield Advice(
             "del_ref",
@@ -94,6 +105,9 @@ def _chain(case: Case, holder: Holder, at: int) -> Chain:
     others = (case.place_at(one.filename, one.line) for one in holder.links if one.filename)
     keeping = next((one for one in (place, held_at, *others) if _wrapped(one)), place or held_at)
     wrapped = _wrapped(keeping)
+    reader = _reader(place, link.name) if place is not None and not wrapped else ""
+    if reader and held_at is not None:
+        keeping = held_at
     return Chain(
         keeping,
         name,
@@ -101,7 +115,29 @@ def _chain(case: Case, holder: Holder, at: int) -> Chain:
         is_attribute=link.kind in _NAMED_KINDS and link.kind != LinkKind.CLOSURE,
         wrapped=wrapped,
         base=_base(keeping, wrapped) if keeping is not None and wrapped else "",
+        reader=reader,
     )
+
+
+def _reader(place: Place, attribute: str) -> str:
+    """The function of a file that follows objects by an attribute; empty where none or many do.
+
+    It has ``node = node.parent`` in a loop: the objects before are read then, and cannot be cut off
+    as long as the last one is there.
+    """
+    readers = {
+        found.function.name
+        for loop in place.program.nodes
+        if isinstance(loop, (ast.While, ast.For))
+        for node in ast.walk(loop)
+        for target, value in assigned(node)
+        if isinstance(target, ast.Name)
+        and isinstance(value, ast.Attribute)
+        and (ast.unparse(value.value), value.attr) == (target.id, attribute)
+        and (found := place.program.place(node)) is not None
+        and found.function is not None
+    }
+    return min(readers) if len(readers) == 1 else ""
 
 
 def _wrapped(place: Place | None) -> str:
