@@ -16,12 +16,13 @@ from memprof.referrers.introspection import text_of
 from memprof.sources.user_files import is_user_file
 
 __all__ = [
+    "ClassesByOwner",
     "Root",
+    "classes_by_owner",
     "ended_by",
     "frame_roots",
     "is_own",
     "is_own_module",
-    "library_classes",
     "module_root",
     "module_roots",
     "source_line",
@@ -183,27 +184,45 @@ def module_root(name: str, module: types.ModuleType) -> Root:
     return _module_root(name, variables, user=_is_user_module(name, variables))
 
 
-def library_classes(classes: Iterable[type]) -> list[type]:
-    """Those of the ``classes`` that a module of a library has under their own names."""
-    variables_of: dict[object, dict[str, object] | None] = {}
+@dataclass(frozen=True, slots=True)
+class ClassesByOwner:
+    """Classes by who has them; none of the lists has those of the program."""
+
+    own: list[type]
+    """Of memprof's modules."""
+    named_by_libraries: list[type]
+    """Those that a module of a library has under their own names."""
+    of_no_module: list[type]
+    """Made in C without saying where: what autograd makes of its nodes."""
+
+
+def classes_by_owner(classes: Iterable[type]) -> ClassesByOwner:
+    """Sort ``classes`` in one pass: to look at ten thousand of them costs what memory does."""
+    variables_of: dict[str, dict[str, object] | None] = {}
     attributes_of = type.__dict__["__dict__"].__get__
     name_of = type.__dict__["__name__"].__get__
-    named = []
+    sorted_classes = ClassesByOwner([], [], [])
     for kind in classes:
-        module = attributes_of(kind).get("__module__")
+        attributes = attributes_of(kind)
+        module = attributes.get("__module__")
         if type(module) is not str:
+            if "__module__" not in attributes:
+                sorted_classes.of_no_module.append(kind)
             continue
         if module not in variables_of:
             variables_of[module] = _library_variables(module)
         variables = variables_of[module]
-        if variables is not None and variables.get(name_of(kind)) is kind:
-            named.append(kind)
-    return named
+        if variables is None:
+            if is_own_module(module):
+                sorted_classes.own.append(kind)
+        elif variables.get(name_of(kind)) is kind:
+            sorted_classes.named_by_libraries.append(kind)
+    return sorted_classes
 
 
 def _library_variables(name: str) -> dict[str, object] | None:
-    """The globals of a library's module; None where there is none of that name."""
-    module = sys.modules.get(name)
+    """The globals of a library's module, but memprof's; None where there is none of that name."""
+    module = sys.modules.get(name) if not is_own_module(name) else None
     if module is None or not issubclass(type(module), types.ModuleType):
         return None
     variables = types.ModuleType.__getattribute__(module, "__dict__")

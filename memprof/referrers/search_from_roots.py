@@ -32,7 +32,13 @@ from memprof.referrers.heap import (
 from memprof.referrers.iterated import iterated_roots
 from memprof.referrers.links_by_type import KEEPING_ITERATORS
 from memprof.referrers.numpy_arrays import kept_by_arrays
-from memprof.referrers.roots import Root, frame_roots, is_own_module, library_classes, module_roots
+from memprof.referrers.roots import (
+    ClassesByOwner,
+    Root,
+    classes_by_owner,
+    frame_roots,
+    module_roots,
+)
 from memprof.referrers.targets import Targets
 from memprof.referrers.torch_references import (
     TorchEdges,
@@ -148,7 +154,7 @@ class Search:
         self.heap = Heap(listed.objects, listed.omitted_ids, self.deadline)
         del listed  # the heap alone keeps the list
         self._leave_out([*lasting, *inner, *running])
-        classes = _derived_from(object)
+        classes = classes_by_owner(_derived_from(object))
         self._find_tensors(classes)
         if self.in_passing:
             usual_s = (_SORTED_AGAIN_S if number else _SORTED_S) * len(self.heap.objects)
@@ -165,7 +171,7 @@ class Search:
         named = {id(value) for root in users for value in root.values}
         named |= {id(value) for root in lasting for value in root.values}
         # What a class of a library has is better named by its module, wherever it leads to.
-        self._libraries_own = [one for one in library_classes(classes) if id(one) not in named]
+        self._libraries_own = [one for one in classes.named_by_libraries if id(one) not in named]
         self.heap.mark(self._libraries_own, VISITED)
         for group in (lasting, inner, running):
             self._near_names = _NEAR_NAMES
@@ -218,7 +224,7 @@ class Search:
         variables = [types.ModuleType.__getattribute__(one, "__dict__") for one in modules]
         self.heap.mark(variables, VISITED)
 
-    def _find_tensors(self, classes: list[type]) -> None:
+    def _find_tensors(self, classes: ClassesByOwner) -> None:
         by_role = self._by_role(self.heap.objects, classes)
         own, tensors, nodes, optimizers, storages, self._iterators = by_role
         self.heap.forget(own)
@@ -233,7 +239,7 @@ class Search:
         visible = frozenset(map(id, self.tensors))
         self.edges = TorchEdges(self.heap, self.targets, visible, self.deadline)
 
-    def _by_role(self, objects: list[object], classes: list[type]) -> tuple[list[object], ...]:
+    def _by_role(self, objects: list[object], classes: ClassesByOwner) -> tuple[list[object], ...]:
         """Of all objects memprof's own, and what is of another of the roles, in one pass."""
         types_of = _types_by_role(classes)
         _, self.tensor_types, self.node_types, *_ = types_of
@@ -501,17 +507,10 @@ class Search:
         return root, [run[::-1] for run in runs[::-1]], paths[::-1]
 
 
-def _types_by_role(classes: list[type]) -> tuple[list[type], ...]:
+def _types_by_role(classes: ClassesByOwner) -> tuple[list[type], ...]:
     """Of all ``classes`` those of memprof, tensors, nodes, optimizers, storages and generators."""
-    own, bare_nodes = [], []
-    own_attributes = type.__dict__["__dict__"].__get__
-    for kind in classes:  # thousands: most are neither, and one look says so
-        attributes = own_attributes(kind)
-        if "__module__" not in attributes:
-            if is_node_type(kind):
-                bare_nodes.append(kind)
-        elif is_own_module(attributes["__module__"]):
-            own.append(kind)
+    own = classes.own
+    bare_nodes = [kind for kind in classes.of_no_module if is_node_type(kind)]
     taken = set(map(id, own))
     types_of = [own]
     for roots in (
