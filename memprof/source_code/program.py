@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -99,6 +100,23 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
+class _Inside:
+    """The statements, handlers or cases right inside a node, in order."""
+
+    children: tuple[ast.AST, ...]
+    first_lines: tuple[int, ...]
+    """Of each, with its decorators."""
+    last_lines: tuple[int, ...]
+
+    @classmethod
+    def of(cls, node: ast.AST) -> _Inside:
+        """Those of a node."""
+        children = tuple(_children(node))
+        lines = [_lines_covered(child) for child in children]
+        return cls(children, tuple(one[0] for one in lines), tuple(one[1] for one in lines))
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Program:
     """One source file."""
 
@@ -113,6 +131,8 @@ class Program:
     is_excerpt: bool = False
     """One line of a text that is no file here: nothing is known of what stands around it."""
     _places: dict[tuple[int, int], Place] = field(default_factory=dict)
+    _inside: dict[int, _Inside] = field(default_factory=dict)
+    """By the identity of a node."""
 
     def code(self, line: int) -> str:
         """The text of a line without its newline; empty where there is no such line."""
@@ -133,6 +153,18 @@ class Program:
                 return None
             self._places[line, column] = place
         return self._places[line, column]
+
+    def statement_in(self, node: ast.AST, line: int, column: int = -1) -> ast.AST | None:
+        """The first statement, handler or case right inside a node that covers a line.
+
+        Unless it is -1, also a column of it. A file of thousands of lines is asked for thousands of
+        places: the statements of a node stand in order, and those that end before are passed over.
+        """
+        inside = self._inside.get(id(node))
+        if inside is None:
+            inside = self._inside[id(node)] = _Inside.of(node)
+        first, end = bisect_left(inside.last_lines, line), bisect_right(inside.first_lines, line)
+        return next((c for c in inside.children[first:end] if _covers(c, line, column)), None)
 
     @property
     def nodes(self) -> tuple[ast.AST, ...]:
@@ -273,7 +305,7 @@ def _innermost(program: Program, line: int, column: int) -> Place | None:
     around: list[ast.AST] = []
     node: ast.AST = program.tree
     while True:
-        child = next((c for c in _children(node) if _covers(c, line, column)), None)
+        child = program.statement_in(node, line, column)
         if child is None:
             break
         around.append(node)
@@ -291,17 +323,25 @@ def _children(node: ast.AST) -> Iterator[ast.AST]:
             yield child
 
 
+def _lines_covered(node: ast.AST) -> tuple[int, int]:
+    """The first line of a node, or of its first decorator, and its last one."""
+    line = getattr(node, "lineno", None)
+    if line is None:  # a match_case has no position of its own
+        parts = [part for part in ast.iter_child_nodes(node) if hasattr(part, "lineno")]
+        lines = [_lines_covered(part) for part in parts]
+        return min(first for first, _ in lines), max(last for _, last in lines)
+    decorators = (one.lineno for one in getattr(node, "decorator_list", ()))
+    return min([line, *decorators]), getattr(node, "end_lineno", None) or line
+
+
 def _covers(node: ast.AST, line: int, column: int) -> bool:
     """True if a node is on a line and, unless that is -1, at a column of it."""
-    first = getattr(node, "lineno", None)
-    if first is None:  # a match_case has no position of its own
-        return any(_covers(child, line, column) for child in ast.iter_child_nodes(node))
-    last, end = getattr(node, "end_lineno", None) or first, getattr(node, "end_col_offset", 0)
-    decorators = getattr(node, "decorator_list", ())
-    if not min([first, *(d.lineno for d in decorators)]) <= line <= last:
+    first, last = _lines_covered(node)
+    if not first <= line <= last:
         return False
-    before = line == first and 0 <= column < getattr(node, "col_offset", 0)
-    return not before and not (line == last and column >= end)
+    start, end = getattr(node, "col_offset", 0), getattr(node, "end_col_offset", None)
+    before = line == getattr(node, "lineno", 0) and 0 <= column < start
+    return not before and not (line == last and end is not None and column >= end)
 
 
 def called_name(call: ast.AST) -> str:
