@@ -78,6 +78,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "sampled_pairs": "Score the edges and sampled pairs that are none, not all pairs of nodes.",
         "sparse_values": "Compute with the values of a sparse tensor, not with a dense one.",
         "cdist": "Let `torch.cdist` compute distances: it makes no differences.",
+        "count_larger": "Count what is larger than one value: that is its rank.",
         "cumulative_sum": "Sort by what is compared, and add up with `cumsum`.",
         "chunk": "Work through the large tensor in parts.",
         "divide_batch": "Have the library work on the parts of a batch one after the other.",

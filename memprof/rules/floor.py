@@ -215,11 +215,17 @@ def _is_result_of_loop(finding: RuleFinding, examination: Examination) -> bool:
     """
     first = finding.remedies[0] if finding.remedies else None
     links = [link for holder in finding.holders for link in holder.links]
-    if first is None or first.fix != "clear_container" or finding.growth.kept_itself < _ALMOST_ALL:
+    if first is None or first.fix != "clear_container":
         return False
     program = program_of(first.filename)
     place = program.at(first.line) if program is not None else None
-    if place is None or not links or any(link.kind not in _OF_AN_OBJECT for link in links):
+    if place is None:
+        return False
+    if not links:  # no search had the time for it: the line itself fills a list
+        return is_joined_afterwards(place)
+    if finding.growth.kept_itself < _ALMOST_ALL:
+        return False
+    if any(link.kind not in _OF_AN_OBJECT for link in links):
         return False
     device = next((one for one in examination.devices if one.name == finding.device), None)
     number = finding.evidence.window

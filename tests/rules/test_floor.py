@@ -489,10 +489,10 @@ def test_small_results_beside_a_large_peak_are_no_headline(rows, is_minor, tmp_p
     assert (found.bytes_per_step, found.minor) == (rows * 4096, is_minor)
 
 
-def growth_in(path, code, stack, rule, **more):
-    """Growth of 8 MiB in a job with a peak of 64 MiB, at the last line of some code."""
+def growth_in(path, code, stack, rule, line=0, **more):
+    """Growth of 8 MiB in a job with a peak of 64 MiB, at a line of some code or the last one."""
     path.write_text(code)
-    lines = code.splitlines()
+    lines = code.splitlines()[: line or None]
     frames = tuple(
         Frame(name, str(path) if line else "torch/nn/modules/module.py", line)
         for name, line in stack
@@ -566,4 +566,27 @@ def test_what_is_sorted_out_is_a_headline_where_it_surely_grows(
     found = growth_in(
         tmp_path / "a.py", code, [("add", 4)], "growing-container", confidence=confidence
     )
+    assert is_minor(found, a_job(tmp_path)) is is_minor_there
+
+
+SHEETS = """\
+def main(net, fixed):
+    sheets = []
+    for step in range(120):
+        train(net)
+        if step % 24 == 23:
+            sheets.append(net(fixed))
+    print(torch.{last})
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "is_minor_there"),
+    [("stack(sheets).mean()", True), ("cat([*sheets])", False), ("sum(sheets[-1])", False)],
+)
+def test_what_is_joined_after_the_loop_is_a_result_whoever_holds_it(last, is_minor_there, tmp_path):
+    """No search had looked for its holder: five sheets had come by the end."""
+    code = SHEETS.format(last=last)
+    stack = [("main", 6)]
+    found = growth_in(tmp_path / "a.py", code, stack, "kept-attribute", line=6)
     assert is_minor(found, a_job(tmp_path)) is is_minor_there

@@ -58,7 +58,7 @@ class FewValuesRead(WasteRule[FewValues]):
     name = "few-values-read"
     summary = "a large result is computed whole, and few of its values are read"
     fixes = ("narrow_first", "topk")
-    yields_to = (*EVERY_OTHER, "partly-read")
+    yields_to = (*EVERY_OTHER, "partly-read", "ranked-by-sorting")
     is_general = True
     yields_beyond = (ANY_GROWTH, "kept-distributions", "stored-views", "unread-entries")
 

@@ -77,6 +77,7 @@ class Largest(WasteRule[Large]):
         "log-of-softmax",
         "partly-read",
         "reduced-later",
+        "ranked-by-sorting",
         "reduced-table",
         "summed-products",
         "unlabelled-rows",
