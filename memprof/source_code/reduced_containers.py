@@ -23,12 +23,15 @@ from memprof.source_code.reductions import (
 from memprof.source_code.scopes import COMPREHENSIONS, nodes_around, parameters, reads_of
 from memprof.source_code.verbs import FILLING, JOINING
 
-__all__ = ["newest_items_read", "reads_of_items", "reduction_of_all"]
+__all__ = ["newest_items_read", "reads_of_items", "reduction_of_all", "sum_of_items"]
 
 _HANDING = frozenset(("items", "values"))
 _OF_LENGTH = frozenset(("bool", "len"))
 _MAKING = frozenset(("setdefault", "clear"))
 """Methods that take nothing out to be read; what ``setdefault`` returns is filled."""
+_CONVERTING = frozenset(("clone", "cpu", "detach", "double", "float", "to"))
+"""Methods whose result has the same values."""
+_SUMS = frozenset(("mean", "sum"))
 
 
 def reduction_of_all(place: Place, name: str, programs: Sequence[Program]) -> Reduction | None:
@@ -66,6 +69,109 @@ def reads_of_items(
     for read, around, program in _reads(place, name, programs):
         if not (_fills(read, around) or _is_measured(read, around)):
             yield read, program
+
+
+def sum_of_items(place: Place, name: str, programs: Sequence[Program]) -> str:
+    """How a program adds up the items of a list, where it reads nothing else of it; else empty.
+
+    ``for one in self.states[1:]: total += one[key]``, or ``torch.stack([one[key] for one in
+    self.states]).mean(0)``. With the first item the sum may begin, or its keys are asked for.
+    """
+    texts: list[str] = []
+    for read, around, program in _reads(place, name, programs):
+        if _fills(read, around) or _is_measured(read, around) or _is_asked_for(read, around):
+            continue
+        items, outer = read, around
+        if around and isinstance(around[-1], ast.Subscript) and around[-1].value is read:
+            if isinstance(around[-1].slice, ast.Constant):
+                continue  # one item
+            items, outer = around[-1], around[:-1]
+            if not isinstance(items.slice, ast.Slice):
+                return ""
+        text = _sum_of(items, outer, program)
+        if not text:
+            return ""
+        texts.append(text)
+    return texts[0] if texts else ""
+
+
+def _sum_of(items: ast.expr, around: list[ast.AST], program: Program) -> str:
+    """How what goes over all items adds them up; empty where it does anything else."""
+    parent = around[-1] if around else None
+    if isinstance(parent, ast.For) and parent.iter is items and isinstance(parent.target, ast.Name):
+        return _sum_in_loop(parent, parent.target.id, program)
+    of_each = around[-2] if len(around) > 1 else None
+    if (
+        not isinstance(parent, ast.comprehension)
+        or parent.iter is not items
+        or parent.ifs
+        or not isinstance(of_each, (ast.ListComp, ast.GeneratorExp))
+        or not isinstance(parent.target, ast.Name)
+        or not _is_of_item(of_each.elt, parent.target.id)
+    ):
+        return ""
+    calls = [one for one in around[:-2] if isinstance(one, ast.Call)]
+    if calls and called_name(calls[-1]) == "sum":
+        return ast.unparse(calls[-1])
+    if len(calls) > 1 and called_name(calls[-1]) in JOINING and called_name(calls[-2]) in _SUMS:
+        return ast.unparse(calls[-2])
+    return ""
+
+
+def _sum_in_loop(loop: ast.For, name: str, program: Program) -> str:
+    """The first statement of a loop that adds an item up; empty where one is read otherwise."""
+    texts: list[str] = []
+    for statement in loop.body:
+        for load, around in reads_of(statement, name):
+            parent = around[-1] if around else None
+            if isinstance(parent, ast.For) and parent.iter is load:
+                continue  # its keys
+            inner = next((one for one in reversed(around) if isinstance(one, ast.stmt)), statement)
+            if isinstance(inner, ast.For) and called_name(inner.iter) in _HANDING:
+                target = inner.target
+                target = target.elts[-1] if isinstance(target, ast.Tuple) else target
+                text = _sum_in_loop(inner, getattr(target, "id", ""), program)
+            else:
+                text = ast.unparse(inner) if _adds(inner, name) else ""
+            if not text:
+                return ""
+            texts.append(text)
+    return texts[0] if texts else ""
+
+
+def _adds(statement: ast.stmt, name: str) -> bool:
+    """Whether a statement adds what an item has to a sum."""
+    if isinstance(statement, ast.AugAssign):
+        return isinstance(statement.op, ast.Add) and _is_of_item(statement.value, name)
+    if isinstance(statement, ast.Expr) and called_name(statement.value) == "add_":
+        given = getattr(statement.value, "args", [])
+        return len(given) == 1 and _is_of_item(given[0], name)
+    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+        return False
+    value, total = statement.value, ast.unparse(statement.targets[0])
+    is_sum = isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add)
+    if not is_sum or not isinstance(value, ast.BinOp):
+        return False
+    parts = [one for one in (value.left, value.right) if ast.unparse(one) != total]
+    return len(parts) == 1 and _is_of_item(parts[0], name)
+
+
+def _is_of_item(value: ast.expr, name: str) -> bool:
+    """Whether an expression is an item, or what it has under a key; also a fixed part of it."""
+    while True:
+        if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):
+            is_fixed = isinstance(value.right, ast.Constant) or called_name(value.right) == "len"
+            if not is_fixed:
+                return False
+            value = value.left
+        elif isinstance(value, ast.Call) and called_name(value) in _CONVERTING:
+            if not isinstance(value.func, ast.Attribute):
+                return False
+            value = value.func.value
+        elif isinstance(value, ast.Subscript):
+            value = value.value
+        else:
+            return isinstance(value, ast.Name) and value.id == name
 
 
 def _entry(read: ast.expr, around: list[ast.AST]) -> ast.Subscript | None:

@@ -33,7 +33,11 @@ from memprof.source_code.program import (
     nodes_of,
     root_name,
 )
-from memprof.source_code.reduced_containers import newest_items_read, reduction_of_all
+from memprof.source_code.reduced_containers import (
+    newest_items_read,
+    reduction_of_all,
+    sum_of_items,
+)
 from memprof.source_code.reductions import Reduced
 from memprof.source_code.scopes import parameters
 from memprof.source_code.verbs import FILLING
@@ -222,6 +226,14 @@ def _as_it_comes(cause: GrownContainer, case: Case, why: str) -> Iterator[Advice
             return
     reduction = reduction_of_all(place, cause.container.filling.container, case.everywhere)
     if reduction is None:
+        name = cause.container.filling.container
+        text = sum_of_items(place, name, case.everywhere)
+        if text:
+            how = (
+                f"{why}, and of it only the sum of its items is read (`{text}`): add each one up "
+                "as it comes, and count them."
+            )
+            yield Advice("running_total", how, place)
         return
     read = " and ".join(f"`{text}`" for text in reduction.texts)
     read += " is read" if len(reduction.texts) == 1 else " are read"
