@@ -59,6 +59,8 @@ _ELEMENTWISE = frozenset(
     )
 )
 """Those that compute a value for each value, or along a dimension within each row."""
+_OF_SEVERAL = frozenset(("atan2", "fmax", "fmin", "hypot", "maximum", "minimum", "where"))
+"""Those that compute a value of the values that several tensors have at one place."""
 _LOSSES = frozenset(
     (
         *("binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy"),
@@ -351,11 +353,18 @@ def computed_by_value(node: ast.AST, waiting: list[ast.AST]) -> ast.expr | None:
     if isinstance(parent, (ast.BinOp, ast.Compare, ast.UnaryOp)):
         return None if isinstance(getattr(parent, "op", None), ast.MatMult) else parent
     call = _called_with(node, [*waiting, parent])
-    if call is None or called_name(call) not in _ELEMENTWISE or _operand(call) is not node:
+    if call is None or not _is_by_value(call, node):
         return None
     if call is not parent:
         waiting.pop()
     return call
+
+
+def _is_by_value(call: ast.Call, node: ast.AST) -> bool:
+    """Whether a call computes a value for each of those that one of its operands has."""
+    if called_name(call) in _OF_SEVERAL:
+        return isinstance(call.func, ast.Attribute)
+    return called_name(call) in _ELEMENTWISE and _operand(call) is node
 
 
 def _called_with(node: ast.AST, around: list[ast.AST]) -> ast.Call | None:

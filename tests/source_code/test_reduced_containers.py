@@ -7,7 +7,11 @@ import textwrap
 import pytest
 
 from memprof.source_code.program import program_of
-from memprof.source_code.reduced_containers import newest_items_read, reduction_of_all
+from memprof.source_code.reduced_containers import (
+    newest_items_read,
+    reduction_of_all,
+    sum_of_items,
+)
 from memprof.source_code.reductions import Reduced
 
 OF_LIST = """\
@@ -58,6 +62,89 @@ def reduction(tmp_path, text):
 def test_a_list(read, along, tmp_path):
     found = reduction(tmp_path, OF_LIST.format(read=read))
     assert (found.along if found is not None else None) is along
+
+
+OF_TWO = """\
+class Errors:
+    def update(self, guess, truth):
+        self.maps.append(guess.flatten())
+        self.truths.append(truth.flatten())
+
+    def compute(self):
+        guess, truth = torch.cat(self.maps), torch.cat(self.truths)
+        ratio = torch.{function}(guess / truth, truth / guess)
+        return (ratio < 1.25).float().mean(), (guess - truth).square().mean().sqrt()
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "along"),
+    [("maximum", Reduced.OVER_PARTS), ("hypot", Reduced.OVER_PARTS), ("outer", None)],
+)
+def test_what_is_computed_of_two_lists_value_by_value(function, along, tmp_path):
+    found = reduction(tmp_path, OF_TWO.format(function=function))
+    assert (found.along if found is not None else None) is along
+
+
+IN_LOOP = """\
+total = 0
+for one in self.maps[1:]:
+    {body}
+return total
+"""
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (IN_LOOP.format(body="total += one"), "total += one"),
+        (IN_LOOP.format(body="total = total + one / len(self.maps)"), None),
+        (IN_LOOP.format(body="total.add_(one.float())"), "total.add_(one.float())"),
+        (IN_LOOP.format(body="total -= one"), ""),
+        (IN_LOOP.format(body="total += one * weight"), ""),
+        (IN_LOOP.format(body="total += one; show(one)"), ""),
+        (
+            (
+                "mean = {}\nfor key, value in self.maps[0].items():\n    total = value.clone()\n"
+                "    for one in self.maps[1:]:\n        total += one[key]\n"
+                "    mean[key] = total / len(self.maps)\nreturn mean"
+            ),
+            "total += one[key]",
+        ),
+        (
+            (
+                "for one in self.maps:\n    for key, value in one.items():\n"
+                "        total[key] = total[key] + value"
+            ),
+            "total[key] = total[key] + value",
+        ),
+        (
+            "for one in self.maps:\n    for key in one:\n        total[key] += one[key]",
+            "total[key] += one[key]",
+        ),
+        (
+            "return {k: torch.stack([one[k] for one in self.maps]).mean(0) for k in self.maps[0]}",
+            "torch.stack([one[k] for one in self.maps]).mean(0)",
+        ),
+        ("return sum(one['w'] for one in self.maps)", "sum((one['w'] for one in self.maps))"),
+        ("return sum(one for one in self.maps if one is not None)", ""),
+        ("return max(one for one in self.maps)", ""),
+        ("return torch.stack([one[k] for one in self.maps]).std(0)", ""),
+        ("return self.maps[0]", ""),
+        ("return self.maps[-1] + sum(one for one in self.maps)", ""),
+        ("return self.maps[0] + sum(one for one in self.maps)", "sum((one for one in self.maps))"),
+        ("return self.maps", ""),
+    ],
+)
+def test_items_that_are_only_added_up(read, text, tmp_path):
+    path = tmp_path / "store.py"
+    body = textwrap.indent(read, " " * 8).lstrip()
+    path.write_text(OF_LIST.replace("{read}", body))
+    program = program_of(str(path))
+    line = next(n for n, one in enumerate(program.lines, 1) if "append" in one)
+    if text is None:
+        text = read.splitlines()[2].strip()
+    assert sum_of_items(program.at(line), "self.maps", [program]) == text
 
 
 @pytest.mark.parametrize(
