@@ -60,6 +60,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "share_model": "Have all threads call one model: in `eval()` nothing writes to it.",
         "mean_first": "Take the mean before a linear layer: `layer(x.mean(1))`.",
         "run_once": "Run a model once on an input, and hand its result to all that read it.",
+        "subset": "Keep the indices of a part of a data set: `Subset(data, indices)`.",
         "store_once": "Store what two entries share once, and read it by its place.",
         "copy_model": "Copy the model that is called, not the object with its optimizer.",
         "cached_parametrization": "Compute parametrized weights once: `parametrize.cached()`.",
