@@ -51,6 +51,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "narrow_before_cast": "Take the part that is needed before casting to a wider type.",
         "topk": "Let `torch.topk` take the first few: nothing is sorted whole.",
         "narrow_first": "Take the part that is read before computing, not of the result.",
+        "keep_dtype": "Leave weights in the type they were loaded in.",
         "single_precision": "Compute in float32: no `double()`, and data in float32 too.",
         "per_sample_jacobian": "Compute the Jacobian of each sample by itself: `vmap(jacrev(f))`.",
         "profiler_schedule": "Give torch's profiler a schedule, so that it records a few steps.",
