@@ -60,6 +60,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "remove_masks": 'Make pruning permanent: `prune.remove(module, "weight")`.',
         "evaluate_itself": "Evaluate the model itself: `model.eval()`, then `model.train()`.",
         "share_model": "Have all threads call one model: in `eval()` nothing writes to it.",
+        "normalize_once": "Normalize rows when they are stored, not all of them in each search.",
         "mean_first": "Take the mean before a linear layer: `layer(x.mean(1))`.",
         "run_once": "Run a model once on an input, and hand its result to all that read it.",
         "subset": "Keep the indices of a part of a data set: `Subset(data, indices)`.",

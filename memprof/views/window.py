@@ -42,6 +42,8 @@ Bools = npt.NDArray[np.bool_]
 _DOMINATES = 4
 """A peak before the steps are alike that is so many times the later one is what to look at."""
 _ENOUGH_STEPS = 8
+_ALIKE = 0.1
+"""Of its size, by which a tensor of an earlier step may differ: tables grow, batches vary."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +212,7 @@ class Window:
         return first + 1 if self._peaks[1] < first and is_freed_later.any() else None
 
     def _end_of_unknown(self, cuts: Cuts) -> int:
-        """The entry at which what is of the sizes of ``cuts`` and was there before is gone.
+        """The entry at which what is about as large as ``cuts`` and was there before is gone.
 
         Of a step that was under way: no stack says that it is the like of them.
         """
@@ -219,7 +221,8 @@ class Window:
         lives = self.lives
         first_step_ends = self.first_event[int(self.steps[1])]
         before = (lives.alloc < 0) & ~self.has_owner & (lives.free < first_step_ends)
-        alike = lives.requested == lives.requested[cuts.rows[lives.size[cuts.rows].argmax()]]
+        size = int(lives.requested[cuts.rows[lives.size[cuts.rows].argmax()]])
+        alike = np.abs(lives.requested - size) <= _ALIKE * size
         ends = lives.free[before & alike]
         last = int(ends.max()) + 1 if len(ends) else 0
         return last if last <= self._peaks[0] else 0

@@ -75,6 +75,7 @@ class Largest(WasteRule[Large]):
         "full-spectrum",
         "gathered-weights",
         "log-of-softmax",
+        "normalized-anew",
         "partly-read",
         "reduced-later",
         "ranked-by-sorting",
