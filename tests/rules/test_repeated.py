@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from tests.rules.recorded import findings_of, names
@@ -97,3 +98,33 @@ def test_pairs_that_are_joined_are_to_be_a_sum_that_broadcasts(tmp_path):
 
 def test_a_token_before_a_batch_is_no_repetition(tmp_path):
     assert "repeated" not in names(tokens_of_a_batch, tmp_path / "run.json")
+
+
+def draws(text):
+    """Negatives for each of many words, of one distribution."""
+    namespace = {"torch": torch, "noise": torch.rand(4096)}
+
+    def step(number):
+        n, few = 64, 5
+        if text == "function":
+            return torch.multinomial(namespace["noise"].repeat(n, 1), few).sum().item()
+        return namespace["noise"].repeat(n, 1).multinomial(num_samples=few).sum().item()
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("text", "typed"),
+    [
+        (
+            "function",
+            "torch.multinomial(namespace['noise'], n * few, replacement=True).view(n, few)",
+        ),
+        ("method", ""),
+    ],
+)
+def test_draws_from_rows_that_are_the_same_are_draws_from_one(text, typed, tmp_path):
+    found = findings_of(lambda: draws(text), tmp_path / "run.json")[0]
+    first = found.remedies[0]
+    assert (found.rule, first.fix, first.typed) == ("repeated", "reshape", typed)
+    assert "draw all numbers from one row" in first.why

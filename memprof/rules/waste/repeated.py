@@ -25,6 +25,8 @@ _SHOWING = frozenset(("expand", "expand_as", "broadcast_to"))
 
 
 _LISTS = (ast.List, ast.Tuple)
+_ROWS_AND_ONE = 2
+"""What `repeat` is given to show a row several times: ``(n, 1)``."""
 
 
 class Repeated(WasteRule[Match]):
@@ -72,7 +74,16 @@ class Repeated(WasteRule[Match]):
                 "`expand` shows the same values several times and takes no memory; what copies it "
                 "afterwards does. Leave that out, or let the operands broadcast."
             )
-        yield Advice("reshape", why, case.site)
+        typed = ""
+        drawn = _drawn(case.site) if case.site is not None else None
+        if drawn is not None:
+            why = (
+                "All rows are the same, and `multinomial` makes a table of their size besides: "
+                "draw all numbers from one row, with replacement, which needs neither. (Without, a "
+                "row has no number twice; with many to choose from that is rare.)"
+            )
+            typed = drawn
+        yield Advice("reshape", why, case.site, typed=typed)
         yield Advice("chunk", "Or work through it in parts.", case.site, saving=NO_FIGURE)
 
 
@@ -82,6 +93,29 @@ def _repeats(place: Place | None) -> bool:
     if own_calls(place.statement, *REPEATING) or _copies_expanded(place):
         return True
     return _joins_repeated(place)
+
+
+def _drawn(place: Place) -> str | None:
+    """The draw from one row, where a statement draws from repeated rows; empty if unknown how.
+
+    ``torch.multinomial(p.repeat(n, 1), k)``. None where it does anything else.
+    """
+    for call in own_calls(place.statement, "multinomial"):
+        receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
+        is_method = called_name(receiver) in REPEATING if receiver is not None else False
+        given = [receiver, *call.args] if is_method else [*call.args]
+        rows = given[0] if given else None
+        if not isinstance(rows, ast.Call) or called_name(rows) not in REPEATING:
+            continue
+        times = [ast.unparse(one) for one in rows.args]
+        of_row = rows.func.value if isinstance(rows.func, ast.Attribute) else None
+        is_plain = len(times) == _ROWS_AND_ONE and times[1] == "1" and len(given) > 1
+        if of_row is None or not is_plain or given[1] is None:
+            return ""
+        row, count = ast.unparse(of_row), ast.unparse(given[1])
+        drawn = f"{times[0]} * {count}"
+        return f"torch.multinomial({row}, {drawn}, replacement=True).view({times[0]}, {count})"
+    return None
 
 
 def _joins_repeated(place: Place) -> bool:
