@@ -57,6 +57,7 @@ class Largest(WasteRule[Large]):
     needed = True
     yields_to = (
         "grown-by-copy",
+        "binned-curve",
         "broadcast",
         "repeated",
         "upcast",
