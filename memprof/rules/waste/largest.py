@@ -72,6 +72,7 @@ class Largest(WasteRule[Large]):
         "dense-embedding-gradient",
         "diagonal-matrix",
         "edge-messages",
+        "expanded-input",
         "full-factor",
         "full-spectrum",
         "gathered-weights",

@@ -35,7 +35,7 @@ class Repeated(WasteRule[Match]):
     name = "repeated"
     summary = "a smaller tensor is repeated where a view would do"
     fixes = ("reshape", "chunk")
-    yields_to = (*EVERY_OTHER, "grown-by-copy", "broadcast")
+    yields_to = (*EVERY_OTHER, "grown-by-copy", "broadcast", "expanded-input")
 
     def matches(self, window: Window) -> Iterator[Match]:
         """The large tensor of the peak, made by a statement that repeats a tensor."""
