@@ -13,6 +13,7 @@ from memprof.rules.large_tensor import is_in_module
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.expanded_inputs import expanded_input
 from memprof.source_code.program import place_of
+from memprof.trace import Frame
 from memprof.units import format_bytes
 from memprof.views.window import Window
 
@@ -50,13 +51,11 @@ class ExpandedInputRule(WasteRule[ExpandedInput]):
             place = place_of(frame)
             found = expanded_input(place) if place is not None else None
             rows = np.flatnonzero(there & (lines == line))
-            first = int(rows[0])
-            stack = window.origin_stack(first) or window.stack(first)
-            if found is None or not is_in_module(frame, stack):
+            if found is None or not any(_is_of_module(window, frame, int(row)) for row in rows):
                 continue
             call, shown = found
             yield ExpandedInput(
-                row=first,
+                row=int(rows[0]),
                 rows=rows,
                 nbytes=int(window.lives.size[rows].sum()),
                 saving=window.replayed(window.whole(np.flatnonzero(mask & (lines == line)))),
@@ -80,6 +79,11 @@ class ExpandedInputRule(WasteRule[ExpandedInput]):
             case.site,
             typed=f"{match.call}({match.shown})",
         )
+
+
+def _is_of_module(window: Window, line: Frame, row: int) -> bool:
+    """Whether a module that the line calls made it, or the backward pass of that."""
+    return is_in_module(line, window.origin_stack(row) or window.stack(row))
 
 
 RULE = ExpandedInputRule()

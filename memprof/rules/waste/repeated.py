@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from memprof.rules.case import NO_FIGURE, Case
-from memprof.rules.large_tensor import large_tensor, match_of
+from memprof.rules.large_tensor import LargeTensor, large_tensor, made_by_module, match_of
 from memprof.rules.rule import EVERY_OTHER, Advice, Match, WasteRule
+from memprof.source_code.expanded_inputs import expanded_input
 from memprof.source_code.program import Place, called_name, calls_in, own_calls, place_of
 from memprof.source_code.values import values_of
 from memprof.source_code.verbs import JOINING, REPEATING
@@ -40,7 +41,7 @@ class Repeated(WasteRule[Match]):
     def matches(self, window: Window) -> Iterator[Match]:
         """The large tensor of the peak, made by a statement that repeats a tensor."""
         large = large_tensor(window)
-        if large is not None and _repeats(large.place):
+        if large is not None and _repeats(large.place) and not _is_of_layers(window, large):
             yield match_of(window, large, large.in_every_step & _made_by_repeating(window))
             return
         given = _given_to_model(window)
@@ -85,6 +86,12 @@ class Repeated(WasteRule[Match]):
             typed = drawn
         yield Advice("reshape", why, case.site, typed=typed)
         yield Advice("chunk", "Or work through it in parts.", case.site, saving=NO_FIGURE)
+
+
+def _is_of_layers(window: Window, large: LargeTensor) -> bool:
+    """Whether a module made it that is called with one input, shown to each sample."""
+    is_given = large.place is not None and expanded_input(large.place) is not None
+    return is_given and made_by_module(window, large.row)
 
 
 def _repeats(place: Place | None) -> bool:
