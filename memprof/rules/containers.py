@@ -90,10 +90,14 @@ class FilledContainer:
         """Whether an object of the program's own class is the container, and fills itself."""
         return self.filling.container in _ITSELF
 
+    @property
+    def length(self) -> int:
+        """How many items it had when that was seen; -1 where it was not."""
+        return max(self.holder.links, key=breadth).length if self.holder.links else -1
+
     def __str__(self) -> str:
         """Say that it grows, and how long it is, where that was seen."""
-        length = max(self.holder.links, key=breadth).length if self.holder.links else -1
-        size = f" ({length} items)" if length > 0 else ""
+        size = f" ({self.length} items)" if self.length > 0 else ""
         own = self.place.class_.name if self.place.class_ is not None else ""
         name = own if own and self.is_object else self.filling.container
         return f"`{name}`{size} only grows"

@@ -1,4 +1,4 @@
-"""Loops of a program that empty such containers as grow, and miss those that do."""
+"""What empties such containers as grow, and misses the one that does: a loop, or a method."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from memprof.rules.case import Case
 from memprof.rules.containers import FilledContainer, filled_container
 from memprof.rules.rule import Advice
 from memprof.source_code.idioms import last_name
-from memprof.source_code.program import Place, root_name
-from memprof.source_code.verbs import EMPTYING
+from memprof.source_code.program import FUNCTIONS, Place, assigned, calls_in, root_name
+from memprof.source_code.verbs import EMPTYING, FILLING
 
-__all__ = ["advice_on_missed"]
+__all__ = ["advice_on_left", "advice_on_missed"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +44,63 @@ def advice_on_missed(case: Case) -> Iterator[Advice]:
                 loop.place,
             )
             return
+
+
+def advice_on_left(case: Case, attribute: str, length: int) -> Iterator[Advice]:
+    """Have the method that empties a list beside this attribute empty this one as well.
+
+    ``reset()`` has ``self.fake = []``, and ``update()`` fills ``self.real`` too.
+    """
+    links = [link for holder in case.finding.holders[:1] for link in holder.links]
+    kinds = {link.type_name for link in links}
+    for program in case.programs:
+        for one in program.classes() if attribute else ():
+            if one.name not in kinds:
+                continue
+            methods = [node for node in one.body if isinstance(node, FUNCTIONS)]
+            filling = [m for m in methods if m.name != "__init__" and calls_in(m, *FILLING)]
+            together = [names for names in map(_own_names, filling) if attribute in names]
+            for method in methods:
+                emptied = _emptied_by(method)
+                beside = sorted(emptied.keys() & {name for names in together for name in names})
+                if not beside or attribute in _own_names(method) or method.name == "__init__":
+                    continue
+                place = program.place(emptied[beside[0]])
+                if place is None or not any(case.calls(method.name)):
+                    continue
+                yield Advice(
+                    "clear_container",
+                    f"`{method.name}()` empties `self.{beside[0]}` and leaves `self.{attribute}` "
+                    f"({length} items) as it is: empty it there as well, or fill it only once.",
+                    place,
+                )
+                return
+
+
+def _own_names(method: ast.AST) -> set[str]:
+    """The attributes of ``self`` that a method has to do with."""
+    return {
+        node.attr
+        for node in ast.walk(method)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"
+    }
+
+
+def _emptied_by(method: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, ast.AST]:
+    """The attributes of ``self`` that a method empties, with the nodes that do."""
+    emptied: dict[str, ast.AST] = {}
+    for node in ast.walk(method):
+        for target, value in assigned(node):
+            is_empty = isinstance(value, (ast.List, ast.Tuple)) and not value.elts
+            is_empty |= isinstance(value, ast.Dict) and not value.keys
+            if is_empty and isinstance(target, ast.Attribute) and root_name(target) == "self":
+                emptied.setdefault(target.attr, node)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            of = node.func.value
+            is_own = isinstance(of, ast.Attribute) and ast.unparse(of.value) == "self"
+            if node.func.attr == "clear" and isinstance(of, ast.Attribute) and is_own:
+                emptied.setdefault(of.attr, node)
+    return emptied
 
 
 def _was_never_emptied(container: FilledContainer, case: Case) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from memprof.records import Holder
 from memprof.reference_chain import LinkKind, is_field, largest_container
 from memprof.rules.case import Case
+from memprof.rules.emptied_beside import advice_on_left
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import growing, keyword, last_name
@@ -146,6 +147,7 @@ class CollectingObject(GrowthRule[Collector]):
                 "as it is: leave the argument out, or hand over only once what goes there.",
                 place,
             )
+        yield from advice_on_left(case, cause.container, cause.length)
         if cause.is_named:
             yield Advice(
                 "del_ref",

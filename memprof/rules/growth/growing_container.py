@@ -19,7 +19,7 @@ from memprof.rules.containers import (
     left_in,
     taken_at,
 )
-from memprof.rules.emptied_beside import advice_on_missed
+from memprof.rules.emptied_beside import advice_on_left, advice_on_missed
 from memprof.rules.results_read import fate_of, reads_outside_torch
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.rules.source_facts import handed_over
@@ -122,6 +122,9 @@ class GrowingContainer(GrowthRule[GrownContainer]):
                 typed=f"list({given})",
             )
         yield from advice_on_missed(case)
+        name = cause.container.filling.container
+        if name.startswith("self."):
+            yield from advice_on_left(case, name.rpartition(".")[2], cause.container.length)
         yield from _as_it_comes(cause, case, why)
         if _has_whole_states(cause, case):
             yield Advice(
