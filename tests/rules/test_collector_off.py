@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+import hashlib
+import os
 import tempfile
 from pathlib import Path
 
@@ -40,15 +41,18 @@ def run(study):
     {run}
 """
 NAMED, LISTED = 'job["last"] = Trainer()', "trainers.append(Trainer())"
-FOLDER = tempfile.TemporaryDirectory()
-NUMBERS = itertools.count()
+FOLDER = Path(tempfile.gettempdir(), "memprof-programs")
+"""It stays: a recording that was made in another process is read when that has ended."""
 
 
 def in_program(off="", kept=NAMED, run="pass"):
     """The program as a file of its own, which alone may switch the collector off."""
-    path = Path(FOLDER.name) / f"tune{next(NUMBERS)}.py"
     text = PROGRAM.format(off=off, kept=kept, run=run)
-    path.write_text(text)
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / f"tune_{hashlib.sha256(text.encode()).hexdigest()[:12]}.py"
+    own = path.with_suffix(f".{os.getpid()}")
+    own.write_text(text)
+    own.replace(path)  # at once: other workers of the tests may read it
     namespace = {}
     exec(compile(text, str(path), "exec"), namespace)
     return namespace["objective"]
