@@ -269,3 +269,19 @@ class Summed:
 def test_what_is_changed_in_place_has_other_values(tmp_path):
     rules = names(lambda: training(Summed(torch.randn(ROWS, WIDTH))), tmp_path / "run.json")
     assert "shifted-copy" not in rules
+
+
+def last_rows():
+    """The last rows of each customer: the oldest goes when a new one comes."""
+    rows = {number: torch.zeros(ROWS // 8, WIDTH) for number in range(16)}
+
+    def step(number):
+        row = rows[number % 8]
+        rows[number % 8] = torch.cat([row[1:], torch.rand(1, WIDTH)])
+        return rows[number % 8].sum().item()
+
+    return step
+
+
+def test_a_copy_that_takes_the_place_of_what_it_is_of_is_none(tmp_path):
+    assert "shifted-copy" not in names(last_rows, tmp_path / "run.json")

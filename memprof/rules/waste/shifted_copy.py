@@ -13,6 +13,7 @@ from memprof.rules.lifespan import stays_near_peak
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.program import Place, Program, assigned, called_name, place_of
 from memprof.source_code.scopes import parameters
+from memprof.source_code.values import values_of
 from memprof.source_code.verbs import FACTORIES, JOINING
 from memprof.units import format_bytes
 from memprof.views.window import Window
@@ -183,12 +184,21 @@ def _shifted(places: Sequence[Place]) -> _Shift | None:
                 is_beside = bool(source)
             if source and isinstance(place.statement, ast.Return) and part is value:
                 return _returned(places, source, rows)
-            if source and source != own:
+            if source and source != own and not _is_replaced(place, source, own):
                 return _Shift(source, name, rows, place.program, is_beside)
         filled = _filled(place, own, value)
         if filled is not None:
             return filled
     return None
+
+
+def _is_replaced(place: Place, source: str, own: str) -> bool:
+    """Whether it takes the place of what it is a copy of: ``row = self.rows[key]`` before.
+
+    The last rows of each key, of which the oldest goes when a new one comes.
+    """
+    values = values_of(place, source) if source.isidentifier() else ()
+    return any(one is not None and ast.unparse(one) == own for one in values)
 
 
 def _bound(place: Place) -> list[tuple[str, ast.expr | None]]:
