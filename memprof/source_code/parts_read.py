@@ -18,6 +18,7 @@ from memprof.source_code.program import (
     LOOPS,
     Place,
     Program,
+    assigned,
     bound_names,
     called_name,
     calls_in,
@@ -959,6 +960,44 @@ def newest_read(programs: Sequence[Program], joining: Place, name: str) -> ast.S
             if not isinstance(above, ast.Subscript) or not _is_from_end(above.slice, tree):
                 return None
             parts[ast.unparse(above.slice)] = above
+    return next(iter(parts.values())) if len(parts) == 1 else None
+
+
+def newest_read_by_name(
+    programs: Sequence[Program], joining: Place, name: str
+) -> ast.Subscript | None:
+    """The same where a statement joins into a variable, which is stored then: ``self.keys = keys``.
+
+    All else that is read of the variable is the slice. None where what it is stored in is read
+    anywhere but in the statement.
+    """
+    targets = bound_names(joining.statement)
+    if len(targets) != 1 or not isinstance(targets[0], ast.Name) or "." not in name:
+        return None
+    last = name.rpartition(".")[2]
+    own = set(map(id, ast.walk(joining.statement)))
+    for program in programs:
+        called = {id(node.func) for node in program.nodes if isinstance(node, ast.Call)}
+        for node in program.nodes:
+            is_read = isinstance(node, ast.Attribute) and _is_read(node, name, last)
+            if is_read and id(node) not in own | called:
+                return None
+    stored = {
+        id(value)
+        for node in ast.walk(joining.scope)
+        for target, value in assigned(node)
+        if value is not None and ast.unparse(target) == name
+    }
+    parts: dict[str, ast.Subscript] = {}
+    for load, around in reads_of(joining.scope, targets[0].id):
+        above = around[-1]
+        if id(load) in stored | own:
+            continue
+        if isinstance(above, ast.Attribute) and above.attr in _OF_SHAPE:
+            continue
+        if not isinstance(above, ast.Subscript) or not _is_from_end(above.slice, joining.scope):
+            return None
+        parts[ast.unparse(above.slice)] = above
     return next(iter(parts.values())) if len(parts) == 1 else None
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memprof.records import Holder
-from memprof.reference_chain import LinkKind, is_bounded
+from memprof.reference_chain import LinkKind, is_bounded, largest_container
 from memprof.rules.case import Case
 from memprof.rules.containers import (
     FilledContainer,
@@ -76,7 +76,7 @@ class GrowingContainer(GrowthRule[GrownContainer]):
     def match(self, case: Case) -> GrownContainer | None:
         """A container that the program's own source fills."""
         container = filled_container(case)
-        if container is None or has_fixed_keys(container):
+        if container is None or has_fixed_keys(container) or _is_put_in_later(container):
             return None
         if case.graph and case.kept_itself < _MOSTLY and is_bounded(container.holder.links):
             return None  # it is what hangs on its items that grows
@@ -247,6 +247,24 @@ def _as_it_comes(cause: GrownContainer, case: Case, why: str) -> Iterator[Advice
         return
     how = f"{only}: add up what that needs as items come (their sum and number)."
     yield Advice("running_total", how, place)
+
+
+def _is_put_in_later(container: FilledContainer) -> bool:
+    """Whether an item has it under a key that it did not have when it came into the container.
+
+    ``self.pages.append({"ids": ids})`` of a data set, and ``page["bias"] = bias`` in each batch.
+    """
+    links = container.holder.links
+    at = largest_container(links)
+    value = container.filling.values[-1]
+    entry = links[at + 1] if at is not None and at + 1 < len(links) else None
+    if entry is None or entry.kind is not LinkKind.ITEM or entry.type_name != "dict":
+        return False
+    if not isinstance(value, ast.Dict) or not all(isinstance(k, ast.Constant) for k in value.keys):
+        return False
+    return entry.name not in {
+        repr(key.value) for key in value.keys if isinstance(key, ast.Constant)
+    }
 
 
 def _has_whole_states(cause: GrownContainer, case: Case) -> bool:

@@ -12,8 +12,15 @@ from memprof.rules.containers import filled_container
 from memprof.rules.graph_lines import on_the_way
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import grown_by_concatenation, grown_into_new
-from memprof.source_code.parts_read import newest_read
-from memprof.source_code.program import Place, bound_names, called_name, calls_in, root_name
+from memprof.source_code.parts_read import newest_read, newest_read_by_name
+from memprof.source_code.program import (
+    Place,
+    bound_names,
+    called_name,
+    calls_in,
+    loaded_names,
+    root_name,
+)
 from memprof.source_code.scopes import reads_of
 from memprof.source_code.sliding_stacks import sliding_stack
 
@@ -66,17 +73,20 @@ class GrownByConcatenation(GrowthRule[Concatenation]):
             if not name and case.finding.growth.is_replaced:
                 name = grown_into_new(place)
             if name:
-                return Concatenation(place, name, newest_read(case.everywhere, place, name))
+                newest = newest_read(case.everywhere, place, name)
+                newest = newest or newest_read_by_name(case.everywhere, place, name)
+                return Concatenation(place, name, newest)
         return None
 
     def advice(self, cause: Concatenation, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the statement says all
         """Keep what is read; begin it anew; collect on the host, or fill one of the final size."""
         if cause.newest is not None:
             part = ast.unparse(cause.newest)
+            places = part.removeprefix(ast.unparse(cause.newest.value))
             yield Advice(
                 "right_size",
                 f"Of `{cause.name}` nothing but `{part}` is read (line {cause.newest.lineno}): "
-                f"keep no more of what is joined (`[{ast.unparse(cause.newest.slice)}]`).",
+                f"keep no more of what is joined (`{places}`).",
                 cause.place,
                 typed=_cut(cause.place, cause.newest),
             )
@@ -159,6 +169,15 @@ def _cut(place: Place, newest: ast.Subscript) -> str:
     """The statement with only that part of its value; empty where it is no plain assignment."""
     statement = place.statement
     if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Call):
+        return ""
+    names = loaded_names(newest.slice)
+    is_bound_later = any(
+        isinstance(one, ast.Name) and one.id in names and node.lineno > place.line
+        for node in ast.walk(place.scope)
+        if isinstance(node, ast.stmt)
+        for one in bound_names(node)
+    )
+    if is_bound_later:
         return ""
     part = ast.Subscript(statement.value, newest.slice, ast.Load())
     return ast.unparse(ast.Assign(statement.targets, part, lineno=statement.lineno))

@@ -19,9 +19,17 @@ from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.rules.source_facts import lines_of_training
 from memprof.rules.stored_contexts import advice_on_context, stored_attribute
 from memprof.source_code.call_sites import handed_to
-from memprof.source_code.idioms import growing
+from memprof.source_code.idioms import growing, keyword
 from memprof.source_code.patch import diff, wrapped
-from memprof.source_code.program import LOOPS, Place, Program, assigned, calls_in, place_of
+from memprof.source_code.program import (
+    LOOPS,
+    Place,
+    Program,
+    assigned,
+    calls_in,
+    own_calls,
+    place_of,
+)
 from memprof.source_code.retained_graphs import asks_to_retain
 from memprof.source_code.values import goes_backward, is_object, survives_call
 from memprof.trace import EMPTY, Category, Frame, Phase
@@ -62,7 +70,7 @@ class OldGraphs(WasteRule[OldGraph]):
 
     name = "old-graphs"
     summary = "graphs of a few earlier steps are still held"
-    fixes = ("detach", "no_grad", "clear_traceback", "save_for_backward")
+    fixes = ("no_create_graph", "detach", "no_grad", "clear_traceback", "save_for_backward")
     yields_to = ("evaluation-graph", "retained-graph")
     names_holders = True
 
@@ -188,10 +196,24 @@ def _unbuilt(
     is_needless = bool(patch) or is_unlearned(case)
     is_needless |= is_over and (is_kept_by_several or _never_learned_by_call(case, site))
     if is_needless or (is_kept_by_several and _are_never_learned(case, several)):
+        if _asks_for_graph(site):
+            yield Advice(
+                "no_create_graph",
+                f"{why}: `create_graph=True` has gradients computed with a graph of their own, and "
+                "no backward pass goes through it.",
+                site,
+            )
+            return  # it records even where `no_grad` is around it
         kept_at = f"{_lines(several)} keep them, and no" if is_kept_by_several else "no"
         yield Advice(
             "no_grad", f"{why}: {kept_at} backward pass goes through them.", site, patch=patch
         )
+
+
+def _asks_for_graph(place: Place) -> bool:
+    """Whether a statement computes gradients with a graph: ``grad(loss, w, create_graph=True)``."""
+    given = (keyword(call, "create_graph") for call in own_calls(place.statement))
+    return any(isinstance(one, ast.Constant) and one.value is True for one in given)
 
 
 def _is_learnt_at(case: Case, site: Place) -> bool:
