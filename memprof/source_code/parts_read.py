@@ -995,7 +995,10 @@ def newest_read_by_name(
             continue
         if isinstance(above, ast.Attribute) and above.attr in _OF_SHAPE:
             continue
-        if not isinstance(above, ast.Subscript) or not _is_from_end(above.slice, joining.scope):
+        trees = (joining.scope, joining.program.tree)  # the number may be one of the file
+        if not isinstance(above, ast.Subscript) or not any(
+            _is_from_end(above.slice, tree) for tree in trees
+        ):
             return None
         parts[ast.unparse(above.slice)] = above
     return next(iter(parts.values())) if len(parts) == 1 else None

@@ -23,7 +23,7 @@ from memprof.source_code.reductions import (
 from memprof.source_code.scopes import COMPREHENSIONS, nodes_around, parameters, reads_of
 from memprof.source_code.verbs import FILLING, JOINING
 
-__all__ = ["newest_items_read", "reads_of_items", "reduction_of_all", "sum_of_items"]
+__all__ = ["fields_read", "newest_items_read", "reads_of_items", "reduction_of_all", "sum_of_items"]
 
 _HANDING = frozenset(("items", "values"))
 _OF_LENGTH = frozenset(("bool", "len"))
@@ -69,6 +69,49 @@ def reads_of_items(
     for read, around, program in _reads(place, name, programs):
         if not (_fills(read, around) or _is_measured(read, around)):
             yield read, program
+
+
+def fields_read(place: Place, name: str, programs: Sequence[Program]) -> frozenset[str]:
+    """The attributes that a program reads of a container's items; none where it reads others.
+
+    ``results[key].metrics``, and ``result.metrics`` in a loop over ``results.items()``.
+    """
+    fields: set[str] = set()
+    for read, around, _ in _reads(place, name, programs):
+        if _fills(read, around) or _is_measured(read, around) or _is_asked_for(read, around):
+            continue
+        own = _fields_of_read(read, around)
+        if not own:
+            return frozenset()
+        fields |= own
+    return frozenset(fields)
+
+
+def _fields_of_read(read: ast.expr, around: list[ast.AST]) -> set[str]:
+    """The attributes of items by one read of their container; empty where not they alone."""
+    parents = [*around]
+    parent = parents[-1] if parents else None
+    if isinstance(parent, ast.Subscript) and parent.value is read and len(parents) > 1:
+        return {above.attr} if isinstance(above := parents[-2], ast.Attribute) else set()
+    is_handed = isinstance(parent, ast.Attribute) and parent.attr in _HANDING
+    if is_handed and len(parents) > 1 and isinstance(parents[-2], ast.Call):
+        read, parents = parents[-2], parents[:-2]
+    loop = parents[-1] if parents else None
+    scope: ast.AST | None = None
+    if isinstance(loop, ast.For) and loop.iter is read:
+        scope = loop
+    elif isinstance(loop, ast.comprehension) and loop.iter is read and len(parents) > 1:
+        scope = parents[-2]
+    if scope is None or not isinstance(loop, (ast.For, ast.comprehension)):
+        return set()
+    target = loop.target
+    if called_name(read) == "items" and isinstance(target, ast.Tuple):
+        target = target.elts[-1]
+    if not isinstance(target, ast.Name):
+        return set()
+    uses = [above[-1] for _, above in reads_of(scope, target.id)]
+    names = {one.attr if isinstance(one, ast.Attribute) else "" for one in uses}
+    return names if "" not in names else set()
 
 
 def sum_of_items(place: Place, name: str, programs: Sequence[Program]) -> str:

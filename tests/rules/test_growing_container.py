@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import heapq
+import importlib.util
+import sys
 from collections import defaultdict, deque
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -474,3 +477,105 @@ def test_of_leaves_that_are_wanted_the_gradients_go_first(tmp_path):
     assert (first.typed, first.code) == ("field.grad = None", "fields.append(field)")
     assert found.bytes_per_step == 2 * WIDTH * WIDTH * 4
     assert first.saves_bytes == WIDTH * WIDTH * 4
+
+
+class PredictionOutput(NamedTuple):
+    """What a Trainer's `predict` returns."""
+
+    predictions: object
+    label_ids: object
+    metrics: object
+
+
+def step_of(path, text):
+    """The step of a program that is a file of its own."""
+    path.write_text(text)
+    module = importlib.util.module_from_spec(importlib.util.spec_from_file_location("job", path))
+    module.__dict__.update(torch=torch, PredictionOutput=PredictionOutput)
+    module.__spec__.loader.exec_module(module)
+    sys.modules["job"] = module
+    return module.step
+
+
+@pytest.fixture
+def _no_job():
+    yield
+    sys.modules.pop("job", None)
+
+
+@pytest.mark.usefixtures("_no_job")
+@pytest.mark.parametrize("read", [False, True])
+def test_the_one_field_that_is_read_of_results_is_to_be_kept(read, tmp_path):
+    text = RESULTS.format(read="results[number].predictions.sum()" if read else "pass")
+    path = tmp_path / "train.py"
+    found = findings_of(lambda: step_of(path, text), tmp_path / "run.json", steps=40)[0]
+    first = found.remedies[0]
+    assert first.fix == "clear_container"
+    assert ("of each item only `.metrics` is read: keep that alone" in first.why) is not read
+
+
+RESULTS = """\
+results = {{}}
+
+
+def step(number):
+    results[number] = PredictionOutput(torch.zeros(64, 64), None, {{"loss": 1.0}})
+    if number % 8 == 7:
+        for result in results.values():
+            print(result.metrics["loss"])
+        print([one.metrics for one in results.values()][-1]["loss"])
+        {read}
+"""
+
+PAGES = """\
+pages = [{{"ids": torch.arange(8)}} for _ in range(40)]
+more = []
+
+
+def prepare():
+    for page in pages:
+        more.append({{"ids": page["ids"]{first}}})
+
+
+prepare()
+
+
+def step(number):
+    more[number]["bias"] = torch.zeros(64, 64)
+"""
+
+
+@pytest.mark.parametrize(("first", "fix"), [("", "del_ref"), (', "bias": None', "clear_container")])
+def test_what_an_item_is_given_later_is_not_the_containers(first, fix, tmp_path):
+    """A data set's own dictionaries get one entry more in each batch."""
+    text = PAGES.format(first=first)
+    path = tmp_path / "train.py"
+    found = findings_of(lambda: step_of(path, text), tmp_path / "run.json", steps=40)[0]
+    assert found.remedies[0].fix == fix
+
+
+WORST = """\
+cases = []
+
+
+def step(number):
+    cases.append((float(number), torch.zeros(64, 64)))
+    if number % 8 == 7:
+        print(min(score for score, _ in cases))
+
+
+def end():
+    cases.sort(key=lambda case: case[0])
+    {read}
+"""
+
+
+@pytest.mark.usefixtures("_no_job")
+@pytest.mark.parametrize(
+    ("read", "few"), [("return cases[:12]", True), ("return [x for _, x in cases]", False)]
+)
+def test_the_least_of_all_numbers_is_one_of_the_best_few(read, few, tmp_path):
+    text = WORST.format(read=read)
+    path = tmp_path / "train.py"
+    found = findings_of(lambda: step_of(path, text), tmp_path / "run.json", steps=40)[0]
+    assert ("only the best few of it are read (`cases[:12]`)" in found.remedies[0].why) is few

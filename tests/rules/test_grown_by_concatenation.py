@@ -110,6 +110,50 @@ def test_only_what_is_read_of_it_is_to_be_kept(tmp_path):
     )
 
 
+class Attention:
+    """Keys of a stream; each chunk attends to the last ones."""
+
+    def __init__(self):
+        self.past = torch.zeros(0, WIDTH)
+
+    def forward(self, x):
+        joined = torch.cat([self.past, x])
+        self.past = joined
+        return (joined[-NEWEST:] @ x.T).sum().item()
+
+
+class WholeAttention:
+    """Likewise, and to all of them."""
+
+    def __init__(self):
+        self.before = torch.zeros(0, WIDTH)
+
+    def forward(self, x):
+        joined = torch.cat([self.before, x])
+        self.before = joined
+        return (joined @ x.T).sum().item() + joined[-NEWEST:].sum().item()
+
+
+@pytest.mark.parametrize(
+    ("kind", "typed"),
+    [
+        (Attention, "joined = torch.cat([self.past, x])[-NEWEST:]"),
+        (WholeAttention, None),
+    ],
+)
+def test_of_what_is_stored_by_another_name_the_part_that_is_read_is_to_be_kept(
+    kind, typed, tmp_path
+):
+    layer = kind()
+    program = lambda: lambda number: layer.forward(torch.randn(ROWS, WIDTH))  # noqa: E731
+    found, *_ = findings_of(program, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (first.fix == "right_size") is (typed is not None)
+    if typed is not None:
+        assert first.typed == typed
+        assert "nothing but `joined[-NEWEST:]` is read" in first.why
+
+
 def test_what_is_read_as_a_whole_is_not_cut(tmp_path):
     found, *_ = findings_of(of_the_newest_and_all, tmp_path / "run.json")
     assert [one.fix for one in found.remedies][:2] == ["clear_container", "cpu_offload"]

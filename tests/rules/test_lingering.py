@@ -229,3 +229,56 @@ ERROR = Link(LinkKind.TRACEBACK, name="handle")
 )
 def test_what_a_container_of_another_name_holds_does_not_linger_in_a_variable(links, is_stored):
     assert held_in(*links) is is_stored
+
+
+SAMPLES = """\
+import copy
+
+if False:
+    from diffusers import DDPMPipeline
+
+model = Model()
+job = {{}}
+
+
+def step(number):
+    job["pipeline"] = {made}
+    return job["pipeline"]()
+"""
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(128, 128) for _ in range(LAYERS))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class DDPMPipeline:
+    def __init__(self, unet, scheduler):
+        self.unet = unet
+
+    def __call__(self):
+        with torch.no_grad():
+            return self.unet(torch.rand(2, 128)).sum().item()
+
+
+@pytest.mark.parametrize(
+    ("made", "fix"),
+    [
+        ("DDPMPipeline(unet=copy.deepcopy(model).eval(), scheduler=None)", "evaluate_itself"),
+        ("Sampler(unet=copy.deepcopy(model).eval(), scheduler=None)", "del_ref"),
+    ],
+)
+def test_a_pipeline_of_a_library_needs_no_copy_of_the_model(made, fix, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SAMPLES.format(made=made))
+    names_of = {"Model": Model, "DDPMPipeline": DDPMPipeline, "Sampler": DDPMPipeline}
+    exec(compile(path.read_text(), str(path), "exec"), names_of)
+    (found,) = lingering(lambda: names_of["step"], tmp_path)
+    assert found.remedies[0].fix == fix
+    assert found.remedies[0].line == 11

@@ -302,6 +302,47 @@ def unrolled(path):
     return findings(load(path))
 
 
+def product_with_graph(total, params):
+    return torch.autograd.grad(total, params, create_graph=True)
+
+
+def product(total, params):
+    return torch.autograd.grad(total, params)
+
+
+def influence(path, multiplied):
+    """A model is trained; then a recursion of second derivatives, which nothing learns through."""
+    model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 8))
+    params = list(model.parameters())
+    optimizer = torch.optim.SGD(params)
+    with memprof.track(path, sources=["cpu"], allowance_s=600) as tracker:
+        for _ in range(20):
+            model(torch.rand(32, 64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            tracker.step()
+        for _ in range(4):
+            estimate = [one.detach().clone() for one in params]
+            for _ in range(24):
+                loss = model(torch.rand(32, 64)).square().mean()
+                slopes = torch.autograd.grad(loss, params, create_graph=True)
+                parts = zip(slopes, estimate, strict=True)
+                total = sum((slope * one.detach()).sum() for slope, one in parts)
+                pairs = zip(estimate, multiplied(total, params), strict=True)
+                estimate = [0.9 * one - change / 9 for one, change in pairs]
+                tracker.step()
+    return findings(load(path))
+
+
+def test_gradients_that_are_asked_for_with_a_graph_are_to_be_asked_for_without(tmp_path):
+    found = [one for one in influence(tmp_path / "run.json", product_with_graph) if not one.minor]
+    (first, *_) = found[0].remedies
+    assert (found[0].rule, first.fix) == ("old-graphs", "no_create_graph")
+    assert first.code == "return torch.autograd.grad(total, params, create_graph=True)"
+    without = influence(tmp_path / "without.json", product)
+    assert "old-graphs" not in [one.rule for one in without]
+
+
 def test_rounds_that_a_backward_pass_goes_through_are_needed(tmp_path):
     assert "old-graphs" not in [one.rule for one in unrolled(tmp_path / "run.json")]
 

@@ -34,6 +34,7 @@ from memprof.source_code.program import (
     root_name,
 )
 from memprof.source_code.reduced_containers import (
+    fields_read,
     newest_items_read,
     reduction_of_all,
     sum_of_items,
@@ -52,6 +53,12 @@ _ADAPTERS, _OF_ADAPTERS = ".lora_", "get_peft_model_state_dict(model)"
 """In the paths of PEFT's modules; and what gives their state alone."""
 _MOST_LINES = 3
 """Lines that are named."""
+_FIELDS = {
+    "EvalLoopOutput": ("predictions", "label_ids", "metrics", "num_samples"),
+    "PredictionOutput": ("predictions", "label_ids", "metrics"),
+    "TrainOutput": ("global_step", "training_loss", "metrics"),
+}
+"""Of the tuples that a Trainer returns, in their order (``transformers.trainer_utils``, 5.x)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -287,6 +294,9 @@ def _release_text(cause: GrownContainer, programs: Sequence[Program]) -> str:
     best = _best_few(cause.container.place, name, programs)
     if best:
         return f"only the best few of it are read (`{best}`): take the others out as they come"
+    field = _field_read(cause, programs)
+    if field:
+        return f"of each item only `.{field}` is read: keep that alone"
     newest = newest_items_read(cause.container.place, name, programs)
     if newest:
         return f"only its newest items are read (`{newest}`): keep those alone (`deque(maxlen=…)`)"
@@ -297,6 +307,23 @@ def _release_text(cause: GrownContainer, programs: Sequence[Program]) -> str:
     if calls_in(cause.container.place.statement, "heappush"):
         return "keep the first few: `heapq.heappushpop` once there are enough"
     return "empty it when it has been used, or keep the last few (`deque(maxlen=…)`)"
+
+
+def _field_read(cause: GrownContainer, programs: Sequence[Program]) -> str:
+    """The one field that is read of each item, where what grows is another field of that tuple.
+
+    ``results[name] = trainer.predict(data)``, of which ``.metrics`` is read.
+    """
+    links = cause.container.holder.links
+    at = largest_container(links)
+    link = links[at + 1] if at is not None and at + 1 < len(links) else None
+    fields = _FIELDS.get(link.type_name.rpartition(".")[2]) if link is not None else None
+    if link is None or fields is None or not link.name.isdigit():
+        return ""
+    place, name = cause.container.place, cause.container.filling.container
+    read = fields_read(place, name, programs)
+    kept = fields[int(link.name)] if int(link.name) < len(fields) else ""
+    return next(iter(read)) if len(read) == 1 and kept and kept not in read else ""
 
 
 def _best_few(place: Place, name: str, programs: Sequence[Program]) -> str:
@@ -318,6 +345,7 @@ def _best_few(place: Place, name: str, programs: Sequence[Program]) -> str:
     called = [node for node in nodes if isinstance(node, ast.Call)]
     counted = {id(one) for call in called if called_name(call) == "len" for one in call.args}
     counted |= {id(one) for node in nodes for one in _asked_if_empty(node)}
+    counted |= {id(one) for call in called for one in _asked_for_first(call)}
     filled = {
         id(call.func.value)
         for call in called
@@ -338,6 +366,17 @@ def _best_few(place: Place, name: str, programs: Sequence[Program]) -> str:
     if not best or reads - filled - counted - sorts - {id(read) for _, read in best}:
         return ""
     return ast.unparse(best[0][0])
+
+
+def _asked_for_first(call: ast.Call) -> list[ast.expr]:
+    """What ``min(score for score, _ in items)`` only asks for the least score."""
+    each = call.args[0] if called_name(call) in ("max", "min") and len(call.args) == 1 else None
+    if not isinstance(each, (ast.GeneratorExp, ast.ListComp)) or len(each.generators) != 1:
+        return []
+    target = each.generators[0].target
+    parts = target.elts if isinstance(target, ast.Tuple) else []
+    is_in_part = len(parts) > 1 and any(ast.unparse(one) == ast.unparse(each.elt) for one in parts)
+    return [each.generators[0].iter] if is_in_part else []
 
 
 def _asked_if_empty(node: ast.AST) -> list[ast.expr]:

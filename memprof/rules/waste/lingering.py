@@ -18,7 +18,8 @@ from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.idioms import alias_of, read_by_itself
 from memprof.source_code.lasting_names import Binding, binding_of, handed_on
 from memprof.source_code.patch import before, diff
-from memprof.source_code.program import Place, bound_names, place_of
+from memprof.source_code.program import Place, bound_names, calls_in, place_of
+from memprof.source_code.scopes import qualified_name
 from memprof.trace import Action, Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.peak_without import Saving
@@ -38,6 +39,7 @@ _MOST_STACKS = 200
 _INHERENT = (Category.GRADIENT,)
 """What autograd replaces by itself."""
 _INIT = "__init__"
+_OF_PIPELINES = ("diffusers.", "transformers.")
 _EXCEPTIONS = frozenset({LinkKind.TRACEBACK, LinkKind.EXCEPTION})
 
 
@@ -66,7 +68,7 @@ class LingeringValues(WasteRule[Lingering]):
 
     name = "lingering"
     summary = "old values live on until their replacement is there"
-    fixes = ("del_ref", "clear_traceback", "clone_view", "cpu_offload")
+    fixes = ("evaluate_itself", "del_ref", "clear_traceback", "clone_view", "cpu_offload")
     yields_to = (
         *("retained-graph", "deep-copies"),
         *("unvisited-graph", "old-graphs", "logged-graph", "shuffled-copy", "resting-model"),
@@ -109,6 +111,15 @@ class LingeringValues(WasteRule[Lingering]):
                 f"`del {name}` after its last use.",
                 alias,
             )
+        copied = _copied_for_pipeline(binding) if binding is not None else ""
+        if copied:
+            yield Advice(
+                "evaluate_itself",
+                f"A pipeline only reads the model that it is given: hand it `{copied}` itself, in "
+                f"`eval()` while it runs, and no copy ({nbytes} at a time).",
+                binding,
+                typed=f"{copied}.eval()",
+            )
         yield Advice(
             "del_ref",
             f"{what} keeps {nbytes} of the last round until the next is there: set it to None "
@@ -119,6 +130,21 @@ class LingeringValues(WasteRule[Lingering]):
         if match.of_model:
             later = f"If {what} is needed later, keep it on the host."
             yield Advice("cpu_offload", later, place)
+
+
+def _copied_for_pipeline(place: Place) -> str:
+    """The model of which a pipeline of a library is given a copy; empty where none is.
+
+    ``DDPMPipeline(unet=copy.deepcopy(unet).eval(), scheduler=scheduler)``.
+    """
+    for call in calls_in(place.statement):
+        name = qualified_name(place, call.func)
+        if not (name.startswith(_OF_PIPELINES) and name.endswith("Pipeline")):
+            continue
+        for copy in calls_in(call, "deepcopy"):
+            if copy.args and isinstance(copy.args[0], (ast.Attribute, ast.Name)):
+                return ast.unparse(copy.args[0])
+    return ""
 
 
 def is_stored(window: Window, match: Lingering) -> bool:

@@ -188,7 +188,17 @@ def _unbuilt(
     match: OldGraph, case: Case, site: Place, several: Sequence[Place], why: str
 ) -> Iterator[Advice]:
     """No graph at all, where no backward pass goes through it, nor through any of that line."""
-    if _is_learnt_at(case, site) or not _is_left_alone(match, case):
+    if _is_learnt_at(case, site):
+        return
+    if _asks_for_graph(site) and isinstance(site.statement, ast.Return):
+        yield Advice(
+            "no_create_graph",
+            f"{why}: `create_graph=True` has gradients computed with a graph of their own, and no "
+            "backward pass goes through it.",
+            site,
+        )
+        return  # it records even where `no_grad` is around it
+    if not _is_left_alone(match, case):
         return
     is_kept_by_several = len(several) >= _FEWEST_KEEPING
     patch = under_no_grad(case)
@@ -196,14 +206,6 @@ def _unbuilt(
     is_needless = bool(patch) or is_unlearned(case)
     is_needless |= is_over and (is_kept_by_several or _never_learned_by_call(case, site))
     if is_needless or (is_kept_by_several and _are_never_learned(case, several)):
-        if _asks_for_graph(site):
-            yield Advice(
-                "no_create_graph",
-                f"{why}: `create_graph=True` has gradients computed with a graph of their own, and "
-                "no backward pass goes through it.",
-                site,
-            )
-            return  # it records even where `no_grad` is around it
         kept_at = f"{_lines(several)} keep them, and no" if is_kept_by_several else "no"
         yield Advice(
             "no_grad", f"{why}: {kept_at} backward pass goes through them.", site, patch=patch
@@ -211,7 +213,10 @@ def _unbuilt(
 
 
 def _asks_for_graph(place: Place) -> bool:
-    """Whether a statement computes gradients with a graph: ``grad(loss, w, create_graph=True)``."""
+    """Whether a statement computes gradients with a graph: ``grad(loss, w, create_graph=True)``.
+
+    What a function returns of it at once, it has not differentiated itself.
+    """
     given = (keyword(call, "create_graph") for call in own_calls(place.statement))
     return any(isinstance(one, ast.Constant) and one.value is True for one in given)
 
