@@ -42,6 +42,7 @@ FIXES: Mapping[str, str] = MappingProxyType(
         "collect_garbage": "Have Python collect cycles when a round is done: `gc.collect()`.",
         "fewer_thresholds": "Compare with fewer thresholds, or keep the values themselves.",
         "break_cycle": "Break the reference cycle, so that counting references frees it.",
+        "save_less": "Save for the backward pass what it reads, and no more.",
         "save_for_backward": "Keep tensors with `ctx.save_for_backward`, not as attributes of ctx.",
         "remove_hook": "Remove the hook by its handle when it has done its work.",
         "clear_traceback": "Keep the text of an exception, not its traceback.",
