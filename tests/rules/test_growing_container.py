@@ -272,9 +272,10 @@ def saliency():
 def test_gradients_that_data_is_left_with_are_no_models(tmp_path):
     found, *_ = findings_of(saliency, tmp_path / "run.json")
     assert (found.rule, found.bytes_per_step) == ("growing-container", WIDTH * WIDTH * 4)
-    first = found.remedies[0]
-    assert (first.fix, first.code) == ("set_to_none", "model(picture).sum().backward()")
-    assert "`.grad` of every tensor in `pictures`" in first.why
+    first, second, *_ = found.remedies
+    assert (first.fix, first.code) == ("detach", "picture.requires_grad_(True)")
+    assert (second.fix, second.code) == ("set_to_none", "model(picture).sum().backward()")
+    assert "`.grad` of every tensor in `pictures`" in second.why
 
 
 class Maps:
@@ -579,3 +580,37 @@ def test_the_least_of_all_numbers_is_one_of_the_best_few(read, few, tmp_path):
     path = tmp_path / "train.py"
     found = findings_of(lambda: step_of(path, text), tmp_path / "run.json", steps=40)[0]
     assert ("only the best few of it are read (`cases[:12]`)" in found.remedies[0].why) is few
+
+
+SHARDS = """\
+shards = []
+for _ in range(60):
+    shards.append(torch.rand(64, 64))
+weight = torch.rand(64, 64, requires_grad=True)
+
+
+def step(number):
+    real = shards[number]
+    {ask}
+    (real @ weight).square().sum().backward()
+    weight.grad = None
+"""
+
+
+@pytest.mark.usefixtures("_no_job")
+@pytest.mark.parametrize(
+    ("ask", "fix"),
+    [("real.requires_grad_(True)", "detach"), ("real = real.detach().requires_grad_()", "")],
+)
+def test_what_a_container_has_is_not_to_ask_for_gradients_itself(ask, fix, tmp_path):
+    path = tmp_path / "train.py"
+    text = SHARDS.format(ask=ask)
+    found = findings_of(lambda: step_of(path, text), tmp_path / "run.json", steps=40)
+    growth = [one for one in found if one.bytes_per_step]
+    if not fix:
+        assert growth == []
+        return
+    first = growth[0].remedies[0]
+    assert (first.fix, first.code) == (fix, ask)
+    assert first.typed == "real = real.detach().requires_grad_(True)"
+    assert growth[0].bytes_per_step == 64 * 64 * 4

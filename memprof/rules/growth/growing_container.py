@@ -76,7 +76,7 @@ class GrowingContainer(GrowthRule[GrownContainer]):
     summary = "a container is filled in every step and never emptied"
     fixes = (
         *("own_container", "running_total", "reduce_predictions", "del_ref", "clear_container"),
-        *("cpu_offload", "set_to_none"),
+        *("cpu_offload", "detach", "set_to_none"),
     )
     yields_to = (*EVERY_OTHER, "no-backward", "reference-cycle")
 
@@ -95,6 +95,17 @@ class GrowingContainer(GrowthRule[GrownContainer]):
         if any(map(gradient_of_data, case.finding.holders)):
             name = cause.container.filling.container
             are_kept = not gradient_of_data(cause.container.holder)
+            asking = _asks_itself(case) if not are_kept else None
+            if asking is not None:
+                place, variable = asking
+                yield Advice(
+                    "detach",
+                    f"`{variable}` is the tensor that `{name}` keeps, and from here on asks for a "
+                    "gradient, which a backward pass leaves in its `.grad`: ask for that of a "
+                    "tensor of its own, which has the same values.",
+                    place,
+                    typed=f"{variable} = {variable}.detach().requires_grad_(True)",
+                )
             value = cause.container.filling.values[-1] if are_kept else None
             yield Advice(
                 "set_to_none",
@@ -254,6 +265,24 @@ def _as_it_comes(cause: GrownContainer, case: Case, why: str) -> Iterator[Advice
         return
     how = f"{only}: add up what that needs as items come (their sum and number)."
     yield Advice("running_total", how, place)
+
+
+def _asks_itself(case: Case) -> tuple[Place, str] | None:
+    """The only statement by which a variable asks for a gradient, on the way to the tensors.
+
+    ``real.requires_grad_(True)``, in a function that went backward.
+    """
+    scopes = {id(at.scope): at for _, at in case.frames if at.function is not None}
+    asking = [
+        (place, call.func.value.id)
+        for at in scopes.values()
+        for call in calls_in(at.scope, "requires_grad_")
+        if isinstance(call.func, ast.Attribute)
+        and isinstance(call.func.value, ast.Name)
+        and [*map(ast.unparse, call.args)] in ([], ["True"])
+        if (place := at.program.place(call)) is not None and isinstance(place.statement, ast.Expr)
+    ]
+    return asking[0] if len(asking) == 1 else None
 
 
 def _is_put_in_later(container: FilledContainer) -> bool:
