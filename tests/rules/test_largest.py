@@ -114,3 +114,42 @@ def test_what_waits_for_a_backward_pass_would_wait_in_parts_as_well(tmp_path):
     ]
     assert found.minor
     assert [one.fix for one in found.remedies] == ["checkpoint", "mixed_precision"]
+
+
+BOXES = """\
+import torch
+
+def overlap(a, b):
+    apart = a[:, None, :2] - b[:, :2]
+    near = apart.exp()
+    both = apart * near
+    hull = both + near
+    inner = hull.sum(-1)
+    del apart, near, both, hull
+    parts = [inner]
+    for _ in range(7):
+        parts.append(parts[-1] * 0.5)
+    return parts[-1].clone()
+"""
+MATCHER = """\
+def step(number):
+    a, b = torch.rand(1500, 4), torch.rand(1500, 4)
+    cost = overlap(a, b)
+    return cost.exp().sort(1).values.std().item()
+"""
+
+
+def test_what_a_librarys_function_has_of_several_sizes_at_a_time_is_of_its_line(tmp_path):
+    """Without those of one size the others would be the peak."""
+    names_of = {"torch": torch}
+    library = tmp_path / "site-packages" / "boxes" / "ops.py"
+    library.parent.mkdir(parents=True)
+    for path, text in ((library, BOXES), (tmp_path / "train.py", MATCHER)):
+        path.write_text(text)
+        exec(compile(text, str(path), "exec"), names_of)
+    found = findings_of(lambda: names_of["step"], tmp_path / "run.json", steps=12)
+    first = found[0].remedies[0]
+    assert (found[0].rule, first.fix) == ("largest", "chunk")
+    assert "tensors that one line makes on its way to a result" in found[0].title
+    assert first.code.startswith("cost = overlap(a, b)")
+    assert first.peak_after <= first.peak_before / 2

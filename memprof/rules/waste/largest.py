@@ -24,10 +24,15 @@ from memprof.source_code.verbs import COPYING, FACTORIES, JOINING, LEARNING, SAM
 from memprof.trace import Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.owners import CATEGORY_NAMES
+from memprof.views.peak_without import Saving
 from memprof.views.window import Bools, Ints, Window
 
 __all__ = ["RULE"]
 
+_TIMES_SAVED = 4
+"""Times the saving, that the tensors of one size come to: then others beside them are as many."""
+_MOSTLY = 0.5
+"""Of the peak, in what a line makes on its way; and of that, what goes with it."""
 _MOVING = COPYING | FACTORIES | JOINING | LEARNING | SAME_VALUES | {"items", "step"}
 """Calls that compute no new values of tensors, or on no line that could do it in parts."""
 
@@ -46,6 +51,8 @@ class Large(Match):
     """A library that the user's line calls made it: that line cannot do it in parts."""
     by_module: bool = False
     """A module that the user's line calls made it, and no function on that line."""
+    of_line: bool = False
+    """All that its line makes and drops again is meant, of whatever size."""
 
 
 class Largest(WasteRule[Large]):
@@ -95,14 +102,20 @@ class Largest(WasteRule[Large]):
         origin = window.origin_of(row)
         line = window.frame_of(row) if origin is None else origin
         stack = window.stack(row) if origin is None else window.origin_stack(row)
+        saving, there, nbytes = window.replayed(window.whole(rows)), large.there, large.nbytes
+        of_line = _of_line(window, large) if _TIMES_SAVED * saving.bytes < nbytes else None
+        if of_line is not None:
+            row, saving, there = large.row, *of_line
+            nbytes = int(window.lives.size[there].sum())
         yield Large(
             row=row,
-            rows=large.there,
-            nbytes=large.nbytes,
-            saving=window.replayed(window.whole(rows)),
+            rows=there,
+            nbytes=nbytes,
+            saving=saving,
+            of_line=of_line is not None,
             tentative=True,  # it may well be what the program is for
-            is_unlearned=_is_unlearned(window, large.there),
-            is_kept=_is_kept(window, large.there),
+            is_unlearned=_is_unlearned(window, there),
+            is_kept=_is_kept(window, there),
             learns=origin is not None or window.learns_after(int(window.lives.alloc[row])),
             in_backward_of=origin is not None,
             by_library=_by_library(stack),
@@ -112,6 +125,8 @@ class Largest(WasteRule[Large]):
     def title(self, match: Large) -> str:
         """Say how many they are."""
         number = len(match.rows)
+        if match.of_line:
+            return f"are {number} tensors that one line makes on its way to a result"
         title = f"are {number} tensors of one size" if number > 1 else "are one tensor"
         if not match.in_backward_of:
             return title
@@ -139,12 +154,34 @@ class Largest(WasteRule[Large]):
                 "rows in parts, and keep what is found of each."
             )
             yield Advice("chunk", why, case.site)
+        elif place is not None and match.of_line:
+            why = f"This line works with {nbytes} at a time: give it parts of what it is given."
+            yield Advice("chunk", why, place)
         elif place is not None and not (match.by_module or match.by_library or match.is_kept):
             why = f"{takes} {nbytes} at once; in parts {it} need not."
             yield Advice("chunk", why, place)
         if activation:
             half = f"In bfloat16 {its} {nbytes} are half."
             yield Advice("mixed_precision", half, case.site, remains=0.5)
+
+
+def _of_line(window: Window, large: LargeTensor) -> tuple[Saving, Ints] | None:
+    """What all else its line makes and drops would save, of whatever size, and what is there.
+
+    A function of a library has tensors of several sizes at a time: without those of one size the
+    others are the peak. None where a backward pass needs them, a module makes them, or they are no
+    more than the tensor's own kin.
+    """
+    lives, row = window.lives, large.row
+    made = ~window.has_owner & (window.site == window.site[row]) & (lives.alloc >= 0)
+    made &= ~window.stays & (window.freed_in == window.made_in)
+    there = np.flatnonzero(made & window.at_peak)
+    if not len(there) or is_in_module(window.frame_of(row), window.stack(row)):
+        return None
+    if not _is_unlearned(window, there) or window.share(int(lives.size[there].sum())) < _MOSTLY:
+        return None
+    saving = window.replayed(window.whole(np.flatnonzero(made)))
+    return (saving, there) if saving.bytes > _MOSTLY * lives.size[there].sum() else None
 
 
 def _is_unlearned(window: Window, rows: Ints) -> bool:
