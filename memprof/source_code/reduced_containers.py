@@ -114,13 +114,14 @@ def _fields_of_read(read: ast.expr, around: list[ast.AST]) -> set[str]:
     return names if "" not in names else set()
 
 
-def sum_of_items(place: Place, name: str, programs: Sequence[Program]) -> str:
-    """How a program adds up the items of a list, where it reads nothing else of it; else empty.
+def sum_of_items(place: Place, name: str, programs: Sequence[Program]) -> Reduction | None:
+    """How a program adds up the items of a list, where it reads nothing else of it; else None.
 
     ``for one in self.states[1:]: total += one[key]``, or ``torch.stack([one[key] for one in
     self.states]).mean(0)``. With the first item the sum may begin, or its keys are asked for.
     """
     texts: list[str] = []
+    joined_at: Place | None = None
     for read, around, program in _reads(place, name, programs):
         if _fills(read, around) or _is_measured(read, around) or _is_asked_for(read, around):
             continue
@@ -130,12 +131,13 @@ def sum_of_items(place: Place, name: str, programs: Sequence[Program]) -> str:
                 continue  # one item
             items, outer = around[-1], around[:-1]
             if not isinstance(items.slice, ast.Slice):
-                return ""
+                return None
         text = _sum_of(items, outer, program)
         if not text:
-            return ""
+            return None
         texts.append(text)
-    return texts[0] if texts else ""
+        joined_at = program.place(read)
+    return Reduction(Reduced.OVER_PARTS, (texts[0],), (), joined_at) if texts else None
 
 
 def _sum_of(items: ast.expr, around: list[ast.AST], program: Program) -> str:

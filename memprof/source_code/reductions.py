@@ -94,6 +94,8 @@ class Reduction:
     """The reductions, as written: ``samples.var(0)``."""
     lines: tuple[int, ...]
     """Of those within each part, whose results remain."""
+    joined_at: Place | None = None
+    """The statement that joins; None where parts are reduced one by one."""
 
 
 def reduction_of(
@@ -121,7 +123,7 @@ def reduction_of(
     in_order = sorted(filter(None, calls), key=lambda call: (call.lineno, call.col_offset))
     texts = tuple(dict.fromkeys(map(ast.unparse, in_order)))
     within = {call.lineno for call in in_order if _along(call, dim) is Reduced.EACH_PART}
-    return Reduction(along, texts, tuple(sorted(within)))
+    return Reduction(along, texts, tuple(sorted(within)), place)
 
 
 def reductions_of(

@@ -614,3 +614,26 @@ def test_what_a_container_has_is_not_to_ask_for_gradients_itself(ask, fix, tmp_p
     assert (first.fix, first.code) == (fix, ask)
     assert first.typed == "real = real.detach().requires_grad_(True)"
     assert growth[0].bytes_per_step == 64 * 64 * 4
+
+
+MEAN = """\
+maps = []
+
+
+def step(number):
+    maps.append(torch.zeros(64, 64))
+    if number == 39:
+        print(torch.stack(maps).mean(0).sum().item())
+"""
+
+
+@pytest.mark.usefixtures("_no_job")
+def test_what_is_added_up_is_not_joined_either(tmp_path):
+    found = findings_of(
+        lambda: step_of(tmp_path / "train.py", MEAN), tmp_path / "run.json", steps=40
+    )[0]
+    first = found.remedies[0]
+    one = 64 * 64 * 4
+    assert (found.rule, first.fix) == ("growing-container", "running_total")
+    assert first.peak_before >= 80 * one  # forty in the list, and joined
+    assert first.peak_after <= 4 * one

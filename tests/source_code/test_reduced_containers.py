@@ -144,7 +144,8 @@ def test_items_that_are_only_added_up(read, text, tmp_path):
     line = next(n for n, one in enumerate(program.lines, 1) if "append" in one)
     if text is None:
         text = read.splitlines()[2].strip()
-    assert sum_of_items(program.at(line), "self.maps", [program]) == text
+    found = sum_of_items(program.at(line), "self.maps", [program])
+    assert (found.texts[0] if found is not None else "") == text
 
 
 @pytest.mark.parametrize(

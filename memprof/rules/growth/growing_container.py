@@ -22,6 +22,7 @@ from memprof.rules.containers import (
 from memprof.rules.emptied_beside import advice_on_left, advice_on_missed
 from memprof.rules.results_read import fate_of, reads_outside_torch
 from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
+from memprof.rules.saving import survivors
 from memprof.rules.source_facts import handed_over
 from memprof.rules.unread_fields import generated_part
 from memprof.source_code.program import (
@@ -43,6 +44,7 @@ from memprof.source_code.reductions import Reduced
 from memprof.source_code.scopes import parameters
 from memprof.source_code.verbs import FILLING
 from memprof.trace import Phase
+from memprof.views.peak_without import Cuts, Saving, replayed
 
 __all__ = ["RULE"]
 
@@ -245,16 +247,10 @@ def _as_it_comes(cause: GrownContainer, case: Case, why: str) -> Iterator[Advice
             )
             yield Advice("del_ref", how, place)
             return
-    reduction = reduction_of_all(place, cause.container.filling.container, case.everywhere)
+    name = cause.container.filling.container
+    reduction = reduction_of_all(place, name, case.everywhere)
+    reduction = reduction or sum_of_items(place, name, case.everywhere)
     if reduction is None:
-        name = cause.container.filling.container
-        text = sum_of_items(place, name, case.everywhere)
-        if text:
-            how = (
-                f"{why}, and of it only the sum of its items is read (`{text}`): add each one up "
-                "as it comes, and count them."
-            )
-            yield Advice("running_total", how, place)
         return
     read = " and ".join(f"`{text}`" for text in reduction.texts)
     read += " is read" if len(reduction.texts) == 1 else " are read"
@@ -264,7 +260,30 @@ def _as_it_comes(cause: GrownContainer, case: Case, why: str) -> Iterator[Advice
         yield Advice("reduce_predictions", how, place)
         return
     how = f"{only}: add up what that needs as items come (their sum and number)."
-    yield Advice("running_total", how, place)
+    yield Advice("running_total", how, place, peaks=_without_joined(case, reduction.joined_at))
+
+
+def _without_joined(case: Case, joining: Place | None) -> Saving | None:
+    """The peaks with each item gone in the step after its own, and nothing joined or made of it.
+
+    What a function makes from the statement on that joins. None where nothing of it was recorded:
+    then what the items take is all that is known.
+    """
+    window = case.window
+    if window is None or joining is None or not len(case.finding.evidence.allocs):
+        return None
+    scope, filename = joining.scope, joining.program.filename
+    lines = range(joining.line, (getattr(scope, "end_lineno", None) or joining.line) + 1)
+    frames = window.owners.sites.frames
+    is_there = np.array([one.filename == filename and one.line in lines for one in frames])
+    rows = survivors(case.finding, window)
+    made = is_there[window.site] & ~window.has_owner & (window.lives.alloc >= 0)
+    made[rows] = False
+    if not made.any():
+        return None
+    ends = np.searchsorted(window.step_of_event[:-1], window.made_in[rows] + 1)
+    items = Cuts.ended_at(window.line, rows, ends)
+    return replayed(window.line, Cuts.joined(items, window.whole(np.flatnonzero(made))))
 
 
 def _asks_itself(case: Case) -> tuple[Place, str] | None:
