@@ -22,6 +22,8 @@ def expanded_input(place: Place) -> tuple[ast.Call, ast.expr] | None:
     for call in own_calls(place.statement):
         if len(call.args) != 1 or call.keywords or not _may_be_module(call):
             continue
+        if place.program.functions(called_name(call)):  # it may read more than what it is given
+            continue
         given: ast.expr | None = call.args[0]
         if isinstance(given, ast.Name):
             given = _bound_before(place, given.id)

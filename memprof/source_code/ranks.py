@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
+from memprof.source_code.idioms import keyword
 from memprof.source_code.program import (
     Place,
-    arguments,
     bound_names,
     called_name,
     own_calls,
@@ -21,6 +21,8 @@ _TAKING = frozenset(("gather", "take_along_dim"))
 _MOST_NAMES = 4
 """That are followed, one bound to what is made of the next."""
 _TORCH = "torch"
+_DESCENDING_AT = 1
+"""Where a method takes it, behind the dimension; a function takes the tensor first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,8 +123,9 @@ def _follow(
     elif isinstance(call, ast.Call) and is_order:
         _follow_call(place, call, times, uses, names)
     elif isinstance(parent, ast.Compare) and is_order:
-        uses.is_compared |= all(isinstance(one, ast.Eq) for one in parent.ops)
-        uses.is_other |= not uses.is_compared
+        is_equal = all(isinstance(one, ast.Eq) for one in parent.ops)
+        uses.is_compared |= is_equal
+        uses.is_other |= not is_equal
     elif isinstance(parent, ast.Subscript) and parent.value is value and is_order:
         _follow_item(place, parent, times, uses)
     elif isinstance(parent, ast.Assign) and parent.value is value and names:
@@ -150,7 +153,10 @@ def _follow_call(place: Place, call: ast.Call, times: int, uses: _Uses, names: i
 
 
 def _follow_item(place: Place, item: ast.Subscript, times: int, uses: _Uses) -> None:
-    """One rank for each row (``ranks[rows, target]``), or a row of an order, which is compared."""
+    """One rank for each row (``ranks[rows, target]``), or a row of an order, which is compared.
+
+    The first few of an order, ``order[:, :10]``, are no rank: `torch.topk` takes them.
+    """
     if times > 1:
         is_of_both = isinstance(item.slice, ast.Tuple) and not any(
             isinstance(one, ast.Slice) for one in item.slice.elts
@@ -159,7 +165,10 @@ def _follow_item(place: Place, item: ast.Subscript, times: int, uses: _Uses) -> 
         uses.is_compared |= is_of_both
         return
     parent = nodes_around(place.statement, item)[-1]
-    if isinstance(parent, ast.Compare) and all(isinstance(one, ast.Eq) for one in parent.ops):
+    entries = item.slice.elts if isinstance(item.slice, ast.Tuple) else [item.slice]
+    is_whole = all(one.lower is one.upper is None for one in entries if isinstance(one, ast.Slice))
+    is_equal = isinstance(parent, ast.Compare) and all(isinstance(o, ast.Eq) for o in parent.ops)
+    if is_whole and is_equal:
         uses.is_compared = True
     else:
         uses.is_other = True
@@ -192,7 +201,12 @@ def _reads(place: Place, name: str) -> list[tuple[Place, ast.Name]]:
 
 
 def _is_descending(call: ast.Call) -> bool | None:
-    keyword = next((one.value for one in call.keywords if one.arg == "descending"), None)
-    if keyword is None:
-        return False if len([*arguments(call)]) < len(("dim", "descending")) + 1 else None
-    return bool(keyword.value) if isinstance(keyword, ast.Constant) else None
+    """Whether a sort begins with the largest; None where that is no constant."""
+    given = keyword(call, "descending")
+    is_function = call.args[:1] == _subjects(call)
+    at = _DESCENDING_AT + int(is_function)
+    if given is None and len(call.args) > at:
+        given = call.args[at]
+    if given is None:
+        return False
+    return bool(given.value) if isinstance(given, ast.Constant) else None

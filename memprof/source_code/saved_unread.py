@@ -41,7 +41,7 @@ def saved_unread(program: Program) -> Iterator[SavedUnread]:
     """
     for one in program.classes():
         methods = {node.name: node for node in one.body if isinstance(node, FUNCTIONS)}
-        forward = methods.get("setup_context", methods.get("forward"))
+        forward = methods.get("forward")
         backward = methods.get("backward")
         calls = calls_in(forward, _SAVES) if forward is not None else []
         if forward is None or backward is None or len(calls) != 1:
@@ -53,7 +53,7 @@ def saved_unread(program: Program) -> Iterator[SavedUnread]:
             continue
         unread = [name for name, is_read in zip(saved, names, strict=True) if not is_read]
         given = tuple(name for name in unread if name in parameters(forward))
-        made = {name: _lines_of(methods, name) for name in unread if name not in given}
+        made = {name: _lines_of(forward, name) for name in unread if name not in given}
         if unread:
             rest = [name for name in saved if name not in unread]
             typed = f"{ast.unparse(calls[0].func)}({', '.join(rest)})" if rest else ""
@@ -89,11 +89,8 @@ def _names_read(
     return [isinstance(one, ast.Name) and one.id in loaded for one in target.elts]
 
 
-def _lines_of(
-    methods: dict[str, ast.FunctionDef | ast.AsyncFunctionDef], name: str
-) -> tuple[int, ...]:
+def _lines_of(forward: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> tuple[int, ...]:
     """The lines of the forward pass that bind a name."""
-    forward = methods["forward"]
     lines = {
         line
         for node in ast.walk(forward)

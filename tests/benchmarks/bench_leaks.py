@@ -102,8 +102,9 @@ def record(folder: Path, steps: int, lines: int) -> Path:
     number = max(0, lines - PROGRAM.count("\n")) // MORE.count("\n")
     source, path = folder / f"train_{lines}.py", folder / f"{steps}_{lines}.json"
     source.write_text(PROGRAM + "".join(MORE.format(one) for one in range(number)) + END)
-    command = [sys.executable, "-m", "memprof_cli", "run", "-o", str(path), str(source), str(steps)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MEMPROF_ALLOWANCE": "600"}
+    options = ["--allowance", "600", "-o", str(path)]
+    command = [sys.executable, "-m", "memprof_cli", "run", *options, str(source), str(steps)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(command, check=True, capture_output=True, env=environment)
     return path
 
@@ -117,8 +118,9 @@ def profile(path: Path) -> None:
         profiler.enable()
         try:
             command(["leaks", str(path)])
-        except SystemExit:
-            pass
+        except SystemExit as end:  # the command's way to return
+            if end.code:
+                raise
         finally:
             profiler.disable()
     pstats.Stats(profiler).sort_stats("cumulative").print_stats("memprof", 40)

@@ -41,7 +41,7 @@ def run(study):
     {run}
 """
 NAMED, LISTED = 'job["last"] = Trainer()', "trainers.append(Trainer())"
-FOLDER = Path(tempfile.gettempdir(), "memprof-programs")
+FOLDER = Path(tempfile.gettempdir(), f"memprof-programs-{os.getuid()}")
 """It stays: a recording that was made in another process is read when that has ended."""
 
 

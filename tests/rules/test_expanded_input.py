@@ -42,6 +42,14 @@ class Operator(nn.Module):
         t = self.trunk(moved)
         return torch.einsum("bp,bnp->bn", b, t)
 
+    def read(self, points):
+        return self.trunk(points + self.moved)
+
+    def by_method(self, b, points):
+        self.moved = b[:, None, :2]
+        t = self.read(points.unsqueeze(0).expand(b.shape[0], -1, -1))
+        return torch.einsum("bp,bnp->bn", b, t)
+
     def with_others(self, b, points):
         points = points.unsqueeze(0).expand(b.shape[0], -1, -1)
         t = self.decoder(points, b[:, None, :2].expand(-1, points.shape[1], -1))
@@ -87,6 +95,6 @@ def test_the_module_is_to_be_called_once(program, tmp_path):
     assert first.saves_bytes > found.bytes / 2
 
 
-@pytest.mark.parametrize("how", ["once", "of_samples", "with_others"])
+@pytest.mark.parametrize("how", ["once", "of_samples", "with_others", "by_method"])
 def test_an_input_of_its_own_for_each_sample_is_needed(how, tmp_path):
     assert "expanded-input" not in names(trained(how), tmp_path / "run.json")

@@ -272,6 +272,7 @@ class DDPMPipeline:
     [
         ("DDPMPipeline(unet=copy.deepcopy(model).eval(), scheduler=None)", "evaluate_itself"),
         ("Sampler(unet=copy.deepcopy(model).eval(), scheduler=None)", "del_ref"),
+        ("DDPMPipeline(unet=copy.deepcopy(model).float(), scheduler=None)", "del_ref"),
     ],
 )
 def test_a_pipeline_of_a_library_needs_no_copy_of_the_model(made, fix, tmp_path):

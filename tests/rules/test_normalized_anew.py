@@ -48,6 +48,34 @@ def looks_alike():
     return searched("search_stored")()
 
 
+def of_pictures():
+    """Less their mean, by their deviation: torchvision's function of that name."""
+
+    class Pictures:
+        def __init__(self):
+            self.values = torch.rand(ROWS, WIDTH)
+
+        def batch(self):
+            return normalize(self.values, 0.5, 0.2).sum().item()
+
+    pictures = Pictures()
+    return lambda number: pictures.batch()
+
+
+def normalize(values, mean, deviation):
+    return (values - mean) / deviation
+
+
+def given():
+    """What a function is given is computed for each call, beside a table as large that stays."""
+    kept = torch.rand(ROWS, WIDTH)
+
+    def near(a, query):
+        return (F.normalize(a, dim=-1) @ query).topk(3).indices.sum().item()
+
+    return lambda number: near(torch.rand(ROWS, WIDTH), kept[0])
+
+
 def of_batch():
     """What is normalized has just been computed."""
 
@@ -85,6 +113,6 @@ def test_a_table_is_to_be_normalized_once(program, tmp_path):
     assert "are `self.vectors`, normalized anew each time" in found.title
 
 
-@pytest.mark.parametrize("program", [looks_alike, of_batch, learned])
+@pytest.mark.parametrize("program", [looks_alike, of_batch, of_pictures, given, learned])
 def test_what_is_normalized_for_good_or_anew(program, tmp_path):
     assert "normalized-anew" not in names(program, tmp_path / "run.json")

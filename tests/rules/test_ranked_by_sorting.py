@@ -48,6 +48,40 @@ def by_comparing():
     return step
 
 
+def by_position():
+    """The method is told by position that the largest comes first."""
+
+    def step(number):
+        scores, target = torch.rand(USERS, ITEMS), torch.randint(ITEMS, (USERS, 1))
+        ranks = scores.argsort(1, True).argsort(1)
+        return ranks.gather(1, target).sum().item()
+
+    return step
+
+
+def by_choice():
+    """Which comes first is chosen as the program runs."""
+    largest_first = bool(torch.ones(1))
+
+    def step(number):
+        scores, target = torch.rand(USERS, ITEMS), torch.randint(ITEMS, (USERS, 1))
+        ranks = torch.argsort(scores, 1, descending=largest_first).argsort(1)
+        return ranks.gather(1, target).sum().item()
+
+    return step
+
+
+def first_few():
+    """Whether an item is among the first ten: no rank is asked for."""
+
+    def step(number):
+        scores, target = torch.rand(USERS, ITEMS), torch.randint(ITEMS, (USERS, 1))
+        order = scores.argsort(dim=1, descending=True)
+        return (order[:, :10] == target).any(1).sum().item()
+
+    return step
+
+
 def looks_alike():
     """All ranks are used: a correlation of ranks."""
 
@@ -89,13 +123,21 @@ def test_what_is_typed_gives_the_same_ranks():
     assert torch.equal(eval(typed, {"scores": scores, "target": target}), ranks)
 
 
-@pytest.mark.parametrize(("program", "sign"), [(by_functions, "smaller"), (by_comparing, "larger")])
-def test_other_spellings(program, sign, tmp_path):
+@pytest.mark.parametrize(
+    ("program", "sign", "typed"),
+    [
+        (by_functions, "smaller", ""),
+        (by_comparing, "larger", ""),
+        (by_position, "larger", "(scores > scores.gather(1, target)).sum(1, keepdim=True)"),
+        (by_choice, "larger (or smaller)", ""),
+    ],
+)
+def test_other_spellings(program, sign, typed, tmp_path):
     found = findings_of(program, tmp_path / "run.json")[0]
-    assert (found.rule, found.remedies[0].typed) == ("ranked-by-sorting", "")
+    assert (found.rule, found.remedies[0].typed) == ("ranked-by-sorting", typed)
     assert f"how many of the row are {sign}" in found.remedies[0].why
 
 
-@pytest.mark.parametrize("program", [looks_alike, order_is_used])
+@pytest.mark.parametrize("program", [looks_alike, order_is_used, first_few])
 def test_an_order_that_is_used_is_needed(program, tmp_path):
     assert "ranked-by-sorting" not in names(program, tmp_path / "run.json")

@@ -127,4 +127,4 @@ def test_draws_from_rows_that_are_the_same_are_draws_from_one(text, typed, tmp_p
     found = findings_of(lambda: draws(text), tmp_path / "run.json")[0]
     first = found.remedies[0]
     assert (found.rule, first.fix, first.typed) == ("repeated", "reshape", typed)
-    assert "draw all numbers from one row" in first.why
+    assert "draw all numbers from one of them" in first.why

@@ -35,6 +35,11 @@ class MistralConfig:
         self.sliding_window = sliding_window
 
 
+class Qwen2Config(MistralConfig):
+    def __init__(self, sliding_window=None, use_sliding_window=False):
+        self.sliding_window = sliding_window if use_sliding_window else None
+
+
 class Model:
     def __init__(self, config):
         self.config = config
@@ -49,7 +54,7 @@ if False:
 
 class Scorer:
     def __init__(self):
-        self.model = Model(MistralConfig({window}))
+        self.model = Model({config}({window}))
         self.cache = DynamicCache({given})
 
     def push(self, x):
@@ -62,15 +67,15 @@ scorer = Scorer()
 def step(number):
     return scorer.push(torch.rand(8, 1024))
 """
-FOLDER = Path(tempfile.gettempdir(), "memprof-programs")
+FOLDER = Path(tempfile.gettempdir(), f"memprof-programs-{os.getuid()}")
 
 
-def made(window="sliding_window=16", given=""):
+def made(window="sliding_window=16", given="", config="MistralConfig"):
     """The library's classes, and a program that uses them, each in a file of its own."""
     names_of = {"torch": torch}
     for folder, text in (
         (FOLDER / "site-packages" / "transformers", LIBRARY),
-        (FOLDER, PROGRAM.format(window=window, given=given)),
+        (FOLDER, PROGRAM.format(window=window, given=given, config=config)),
     ):
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"cache_{hashlib.sha256(text.encode()).hexdigest()[:12]}.py"
@@ -101,9 +106,15 @@ def test_the_cache_is_to_be_given_the_configuration(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("window", "given"),
-    [("", ""), ("sliding_window=None", ""), ("sliding_window=16", "config=self.model.config")],
+    ("window", "given", "config", "is_told"),
+    [
+        ("", "", "MistralConfig", False),
+        ("sliding_window=None", "", "MistralConfig", False),
+        ("sliding_window=16", "config=self.model.config", "MistralConfig", False),
+        ("sliding_window=16", "", "Qwen2Config", False),
+        ("sliding_window=16, use_sliding_window=True", "", "Qwen2Config", True),
+    ],
 )
-def test_what_has_no_window_or_knows_of_it(window, given, tmp_path):
-    found = names(lambda: made(window, given), tmp_path / "run.json")
-    assert "unwindowed-cache" not in found
+def test_what_has_no_window_or_knows_of_it(window, given, config, is_told, tmp_path):
+    found = names(lambda: made(window, given, config), tmp_path / "run.json")
+    assert ("unwindowed-cache" in found) is is_told

@@ -63,8 +63,10 @@ class CollectorOffRule(GrowthRule[CollectorOff]):
 def _may_be_cyclic(case: Case) -> bool:
     """Whether a cycle has it, or there is more of it than the container of its holder has items."""
     finding = case.finding
-    if finding.kind is Kind.CYCLE or case.links & CYCLES or not finding.holders:
+    if finding.kind is Kind.CYCLE or case.links & CYCLES:
         return True
+    if not finding.holders:
+        return False
     links = finding.holders[0].links
     at = largest_container(links)
     length = links[at].length if at is not None else 1

@@ -42,6 +42,7 @@ from memprof.source_code.reduced_containers import (
 )
 from memprof.source_code.reductions import Reduced
 from memprof.source_code.scopes import parameters
+from memprof.source_code.values import values_of
 from memprof.source_code.verbs import FILLING
 from memprof.trace import Phase
 from memprof.views.peak_without import Cuts, Saving, replayed
@@ -289,7 +290,8 @@ def _without_joined(case: Case, joining: Place | None) -> Saving | None:
 def _asks_itself(case: Case) -> tuple[Place, str] | None:
     """The only statement by which a variable asks for a gradient, on the way to the tensors.
 
-    ``real.requires_grad_(True)``, in a function that went backward.
+    ``real.requires_grad_(True)``, in a function that went backward. Not of what that function has
+    made itself by a call: such a tensor is not one that the container had before.
     """
     scopes = {id(at.scope): at for _, at in case.frames if at.function is not None}
     asking = [
@@ -300,6 +302,7 @@ def _asks_itself(case: Case) -> tuple[Place, str] | None:
         and isinstance(call.func.value, ast.Name)
         and [*map(ast.unparse, call.args)] in ([], ["True"])
         if (place := at.program.place(call)) is not None and isinstance(place.statement, ast.Expr)
+        if not any(isinstance(one, ast.Call) for one in values_of(place, call.func.value.id))
     ]
     return asking[0] if len(asking) == 1 else None
 

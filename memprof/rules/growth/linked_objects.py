@@ -122,8 +122,8 @@ def _chain(case: Case, holder: Holder, at: int) -> Chain:
 def _reader(place: Place, attribute: str) -> str:
     """The function of a file that follows objects by an attribute; empty where none or many do.
 
-    It has ``node = node.parent`` in a loop: the objects before are read then, and cannot be cut off
-    as long as the last one is there.
+    It has ``node = node.parent`` in a loop, and returns what it has read of the objects: these
+    cannot be cut off as long as the last one is there.
     """
     readers = {
         found.function.name
@@ -136,8 +136,9 @@ def _reader(place: Place, attribute: str) -> str:
         and (ast.unparse(value.value), value.attr) == (target.id, attribute)
         and (found := place.program.place(node)) is not None
         and found.function is not None
+        and any(isinstance(one, ast.Return) and one.value for one in ast.walk(found.function))
     }
-    return min(readers) if len(readers) == 1 else ""
+    return next(iter(readers)) if len(readers) == 1 else ""
 
 
 def _wrapped(place: Place | None) -> str:

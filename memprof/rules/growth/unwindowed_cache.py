@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.source_code.idioms import keyword
-from memprof.source_code.program import Place
+from memprof.source_code.program import Place, called_name
 from memprof.source_code.scopes import qualified_name
 
 __all__ = ["RULE"]
@@ -19,6 +19,8 @@ _CACHE, _LAYER = "DynamicCache", "DynamicLayer"
 _LIBRARY = "transformers."
 _WINDOW = "sliding_window"
 """What configurations of transformers call the positions that a layer attends to."""
+_SWITCHED, _SWITCH = "Qwen", "use_sliding_window"
+"""Configurations that have a switch, off by default (transformers 5.x)."""
 _GIVEN = "past_key_values"
 
 
@@ -68,12 +70,20 @@ class UnwindowedCacheRule(GrowthRule[UnwindowedCache]):
 
 
 def _has_window(case: Case) -> bool:
-    """Whether the program gives a model a window: ``MistralConfig(sliding_window=128)``."""
-    given = (keyword(call, _WINDOW) for call, _ in case.calls())
+    """Whether the program gives a model a window: ``MistralConfig(sliding_window=128)``.
+
+    Qwen's have one only where that is switched on as well.
+    """
     return any(
-        one is not None and not (isinstance(one, ast.Constant) and one.value is None)
-        for one in given
+        _is_given(call, _WINDOW)
+        and (_is_given(call, _SWITCH) or not called_name(call).startswith(_SWITCHED))
+        for call, _ in case.calls()
     )
+
+
+def _is_given(call: ast.Call, name: str) -> bool:
+    given = keyword(call, name)
+    return given is not None and not (isinstance(given, ast.Constant) and not given.value)
 
 
 def _config(case: Case) -> str:

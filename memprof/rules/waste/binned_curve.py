@@ -60,7 +60,8 @@ class BinnedCurveRule(WasteRule[BinnedCurve]):
 
     def advice(self, match: BinnedCurve, case: Case) -> Iterator[Advice]:
         """Keep the values, where they are fewer; else compare them with fewer, or in parts."""
-        call, place = next(_curves(case), (None, None))
+        made = [*_curves(case)]  # of several it is not known which of them this is
+        call, place = made[0] if len(made) == 1 else (None, None)
         given = keyword(call, _KEYWORD) if call is not None else None
         typed, number = "", "all thresholds"
         if call is not None and given is not None:

@@ -40,6 +40,10 @@ _INHERENT = (Category.GRADIENT,)
 """What autograd replaces by itself."""
 _INIT = "__init__"
 _OF_PIPELINES = ("diffusers.", "transformers.")
+_CHANGING = (
+    *("bfloat16", "float", "fuse_lora", "half", "load_lora_weights", "load_state_dict"),
+    *("load_textual_inversion", "to", "unload_lora_weights"),
+)
 _EXCEPTIONS = frozenset({LinkKind.TRACEBACK, LinkKind.EXCEPTION})
 
 
@@ -111,7 +115,7 @@ class LingeringValues(WasteRule[Lingering]):
                 f"`del {name}` after its last use.",
                 alias,
             )
-        copied = _copied_for_pipeline(binding) if binding is not None else ""
+        copied = _copied_for_pipeline(binding, target) if binding is not None else ""
         if copied:
             yield Advice(
                 "evaluate_itself",
@@ -132,11 +136,17 @@ class LingeringValues(WasteRule[Lingering]):
             yield Advice("cpu_offload", later, place)
 
 
-def _copied_for_pipeline(place: Place) -> str:
+def _copied_for_pipeline(place: Place, target: str) -> str:
     """The model of which a pipeline of a library is given a copy; empty where none is.
 
-    ``DDPMPipeline(unet=copy.deepcopy(unet).eval(), scheduler=scheduler)``.
+    ``DDPMPipeline(unet=copy.deepcopy(unet).eval(), scheduler=scheduler)``. Nor where the copy, or
+    the pipeline, is moved, converted or loaded into: that is to change the copy alone.
     """
+    changing = calls_in(place.program.tree, *_CHANGING)
+    own = {id(call) for call in calls_in(place.statement)}
+    receivers = (one.func.value for one in changing if isinstance(one.func, ast.Attribute))
+    if any(id(one) in own for one in changing) or any(ast.unparse(r) == target for r in receivers):
+        return ""
     for call in calls_in(place.statement):
         name = qualified_name(place, call.func)
         if not (name.startswith(_OF_PIPELINES) and name.endswith("Pipeline")):

@@ -18,10 +18,9 @@ from memprof.source_code.program import (
     bound_names,
     called_name,
     calls_in,
-    loaded_names,
     place_of,
 )
-from memprof.source_code.scopes import parameters
+from memprof.source_code.scopes import parameters, qualified_name
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
 
@@ -33,6 +32,7 @@ _FEWEST = 4
 """Steps in which it is made: a table that is stored may be normalized once or twice."""
 _NEARLY = 0.9
 """Of the bytes that are made, that the table must have at least: a part of it may be asked for."""
+_NORMALIZE = "torch.nn.functional.normalize"
 _NORMS = frozenset(("norm", "vector_norm"))
 _VIEWS = frozenset(("detach", "t", "transpose", "view"))
 
@@ -99,6 +99,8 @@ def _normalized(place: Place) -> ast.expr | None:
     """
     for call in calls_in(place.statement, "normalize"):
         given = call.args[0] if call.args else None
+        if qualified_name(place, call.func) != _NORMALIZE:
+            continue  # pictures are normalized, too, by their mean and deviation
         if given is not None and _is_kept(place, given):
             return _whole(given)
     for node in ast.walk(place.statement):
@@ -130,7 +132,10 @@ def _whole(value: ast.expr) -> ast.expr:
 
 
 def _is_kept(place: Place, value: ast.expr) -> bool:
-    """Whether a value is an attribute, or a variable that the function has from outside."""
+    """Whether a value is an attribute, or a variable of the file or of a function around.
+
+    What a function is given may have been computed for this very call.
+    """
     whole = _whole(value)
     if isinstance(whole, ast.Attribute):
         return True
@@ -144,7 +149,7 @@ def _is_kept(place: Place, value: ast.expr) -> bool:
         for one in bound_names(node)
         if isinstance(one, ast.Name)
     }
-    return whole.id not in bound and whole.id in loaded_names(function) | {*parameters(function)}
+    return whole.id not in bound | {*parameters(function)}
 
 
 def _stays(window: Window, rows: Ints) -> bool:

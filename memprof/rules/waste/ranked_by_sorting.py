@@ -65,12 +65,13 @@ class RankedBySortingRule(WasteRule[RankedBySorting]):
         """Count what is larger."""
         assert match.ranking is not None
         values = ast.unparse(match.ranking.values)
-        sign = "<" if match.ranking.is_descending is False else ">"
+        descending = match.ranking.is_descending
+        sign = "<" if descending is False else ">"
+        which = {False: "smaller", True: "larger", None: "larger (or smaller)"}[descending]
         why = (
             f"{format_bytes(match.nbytes)} are there to know the rank of one value in each row: "
-            f"that is how many of the row are {'smaller' if sign == '<' else 'larger'}, which "
-            f"`({values} {sign} own).sum(1)` counts without sorting anything. (Of equal values a "
-            "sort puts some first.)"
+            f"that is how many of the row are {which}, which `({values} {sign} own).sum(1)` counts "
+            "without sorting anything. (Of equal values a sort puts some first.)"
         )
         yield Advice("count_larger", why, case.site, typed=_count(match.ranking, values, sign))
 
@@ -78,7 +79,7 @@ class RankedBySortingRule(WasteRule[RankedBySorting]):
 def _count(found: Ranking, values: str, sign: str) -> str:
     """The count as code, where it is known which of a row is asked for."""
     given = found.taken.args[-2:] if found.taken is not None else []
-    if len(given) != len(("dim", "index")):
+    if found.is_descending is None or len(given) != len(("dim", "index")):
         return ""
     dim, index = map(ast.unparse, given)
     return f"({values} {sign} {values}.gather({dim}, {index})).sum({dim}, keepdim=True)"

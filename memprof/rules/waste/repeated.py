@@ -79,9 +79,9 @@ class Repeated(WasteRule[Match]):
         drawn = _drawn(case.site) if case.site is not None else None
         if drawn is not None:
             why = (
-                "All rows are the same, and `multinomial` makes a table of their size besides: "
-                "draw all numbers from one row, with replacement, which needs neither. (Without, a "
-                "row has no number twice; with many to choose from that is rare.)"
+                "All rows are the same: draw all numbers from one of them, with replacement. "
+                "(Without replacement `multinomial` makes another table as large, and a row has no "
+                "number twice; with many to choose from that is rare anyway.)"
             )
             typed = drawn
         yield Advice("reshape", why, case.site, typed=typed)

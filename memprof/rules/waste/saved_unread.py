@@ -65,7 +65,7 @@ class SavedUnreadRule(WasteRule[Saved]):
         yield Advice(
             "save_less",
             f"{names} {verb} saved and never read in `backward`: {format_bytes(match.nbytes)} wait "
-            "for it. Save what it reads.",
+            "for it. Save what it reads, and take only that from `ctx.saved_tensors`.",
             case.place_at(found.place.program.filename, found.place.line) or case.site,
             typed=found.typed,
         )
