@@ -69,7 +69,7 @@ def is_bare(tensor: torch.Tensor) -> bool:
     return (
         is_leaf(tensor)  # asked first: reading ``grad_fn`` or ``grad`` makes Python objects
         and not tensor._is_view()
-        and (not tensor.requires_grad or tensor.grad is None)
+        and (not tensor.requires_grad or gradient_of(tensor) is None)
         and getattr(tensor, "_post_accumulate_grad_hooks", None) is None
     )
 

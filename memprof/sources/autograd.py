@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from memprof.cpython.dying_objects import keep_reference
 from memprof.cpython.signal_errors import guarded_errors
 
 __all__ = [
@@ -26,6 +27,8 @@ __all__ = [
 ]
 
 _GRAD_FN = attrgetter("grad_fn")
+_OF_GRADIENT = 2
+"""Owners of a gradient that was read: the tensor whose it is, and the Python object."""
 _DEEPEST = 3
 _WIDEST = 64
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, range, slice, np.ndarray)
@@ -71,12 +74,21 @@ def has_gradient(tensor: Any) -> bool:
 
 
 def gradient_of(tensor: Any) -> Any:
-    """What is in the ``.grad`` of a tensor; ``None`` where nothing is."""
+    """What is in the ``.grad`` of a tensor; ``None`` where nothing is, or what is there just ends.
+
+    ``tensor.grad = None`` drops the gradient before the attribute is empty (torch 2.13). What runs
+    as its storage ends, a callback of a weak reference or memprof's own call between two of its
+    instructions, still reads it there, and by that would end it twice: torch aborts the process.
+    """
     try:
         leaf = tensor.is_leaf
     except guarded_errors():  # as in `is_leaf`
         leaf = False
-    return tensor.grad if leaf or tensor.retains_grad else None
+    gradient = tensor.grad if leaf or tensor.retains_grad else None
+    if gradient is None or gradient._use_count() >= _OF_GRADIENT:
+        return gradient
+    keep_reference(gradient)
+    return None
 
 
 def any_was_made(values: Any, deepest: int = _DEEPEST) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="the tensors are torch's")
@@ -52,6 +55,31 @@ def test_such_a_view_has_no_node_and_no_gradient_and_is_no_leaf():
     assert not is_leaf(view)
     assert not has_gradient(view)
     assert grad_fn_of(whole) is whole.grad_fn is not None
+
+
+def test_a_gradient_that_just_ends_is_none_and_ends_once():
+    """In a process of its own: torch aborts it where the gradient ends twice."""
+    program = """
+import weakref
+import torch
+from memprof.referrers.torch_references import is_bare
+from memprof.sources.autograd import gradient_of
+
+leaf = torch.ones(4, requires_grad=True)
+seen = []
+for ask in (gradient_of, is_bare):
+    leaf.grad = torch.ones(4)
+    assert gradient_of(leaf) is leaf.grad
+    reference = weakref.ref(leaf.grad.untyped_storage(), lambda _: seen.append(ask(leaf)))
+    leaf.grad = None
+leaf.grad = torch.full((4,), 3.0)
+print(seen, leaf.grad.tolist())
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout == "[None, True] [3.0, 3.0, 3.0, 3.0]\n"
 
 
 def test_a_leaf_has_its_gradient_and_no_node():
