@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from memprof.source_code.program import (
-    FUNCTIONS,
-    Place,
-    Program,
-    bound_names,
-    called_name,
-    own_calls,
+from memprof.source_code.container_reads import (
+    fills,
+    is_asked_for,
+    is_measured,
+    reads_of_container,
 )
+from memprof.source_code.program import Place, Program, bound_names, called_name, own_calls
 from memprof.source_code.reductions import (
     Reduced,
     Reduction,
@@ -20,15 +19,12 @@ from memprof.source_code.reductions import (
     reducing,
     reduction_of,
 )
-from memprof.source_code.scopes import COMPREHENSIONS, nodes_around, parameters, reads_of
-from memprof.source_code.verbs import FILLING, JOINING
+from memprof.source_code.scopes import COMPREHENSIONS, reads_of
+from memprof.source_code.verbs import JOINING
 
-__all__ = ["fields_read", "newest_items_read", "reads_of_items", "reduction_of_all", "sum_of_items"]
+__all__ = ["fields_read", "reads_of_items", "reduction_of_all", "sum_of_items"]
 
 _HANDING = frozenset(("items", "values"))
-_OF_LENGTH = frozenset(("bool", "len"))
-_MAKING = frozenset(("setdefault", "clear"))
-"""Methods that take nothing out to be read; what ``setdefault`` returns is filled."""
 _CONVERTING = frozenset(("clone", "cpu", "detach", "double", "float", "to"))
 """Methods whose result has the same values."""
 _SUMS = frozenset(("mean", "sum"))
@@ -44,9 +40,9 @@ def reduction_of_all(place: Place, name: str, programs: Sequence[Program]) -> Re
     name, *of_dict = name.split("[")  # of ``self.maps[key]`` the dict of lists
     reductions: list[Reduction] = []
     joined_at: ast.stmt | None = None
-    in_order = sorted(_reads(place, name, programs), key=lambda one: one[0].lineno)
+    in_order = sorted(reads_of_container(place, name, programs), key=lambda one: one[0].lineno)
     for read, around, program in in_order:
-        if _fills(read, around) or _is_measured(read, around):
+        if fills(read, around) or is_measured(read, around):
             continue
         if joined_at is not None and read.lineno > (joined_at.end_lineno or joined_at.lineno):
             continue  # by now it is the joined tensor that has the name
@@ -66,8 +62,8 @@ def reads_of_items(
     place: Place, name: str, programs: Sequence[Program]
 ) -> Iterator[tuple[ast.expr, Program]]:
     """Reads of a container that a statement fills, and their files; not of its length alone."""
-    for read, around, program in _reads(place, name, programs):
-        if not (_fills(read, around) or _is_measured(read, around)):
+    for read, around, program in reads_of_container(place, name, programs):
+        if not (fills(read, around) or is_measured(read, around)):
             yield read, program
 
 
@@ -77,8 +73,8 @@ def fields_read(place: Place, name: str, programs: Sequence[Program]) -> frozens
     ``results[key].metrics``, and ``result.metrics`` in a loop over ``results.items()``.
     """
     fields: set[str] = set()
-    for read, around, _ in _reads(place, name, programs):
-        if _fills(read, around) or _is_measured(read, around) or _is_asked_for(read, around):
+    for read, around, _ in reads_of_container(place, name, programs):
+        if fills(read, around) or is_measured(read, around) or is_asked_for(read, around):
             continue
         own = _fields_of_read(read, around)
         if not own:
@@ -122,8 +118,8 @@ def sum_of_items(place: Place, name: str, programs: Sequence[Program]) -> Reduct
     """
     texts: list[str] = []
     joined_at: Place | None = None
-    for read, around, program in _reads(place, name, programs):
-        if _fills(read, around) or _is_measured(read, around) or _is_asked_for(read, around):
+    for read, around, program in reads_of_container(place, name, programs):
+        if fills(read, around) or is_measured(read, around) or is_asked_for(read, around):
             continue
         items, outer = read, around
         if around and isinstance(around[-1], ast.Subscript) and around[-1].value is read:
@@ -225,38 +221,6 @@ def _entry(read: ast.expr, around: list[ast.AST]) -> ast.Subscript | None:
     return above if isinstance(above, ast.Subscript) and above.value is read else None
 
 
-def newest_items_read(place: Place, name: str, programs: Sequence[Program]) -> str:
-    """The one expression by which a list is read, where that takes items from its end: ``x[-1]``.
-
-    Empty where anything else of it is read, or nothing.
-    """
-    texts = set()
-    for read, around, _ in _reads(place, name, programs):
-        if _fills(read, around) or _is_measured(read, around) or _is_asked_for(read, around):
-            continue
-        part = around[-1] if around else None
-        if not (isinstance(part, ast.Subscript) and part.value is read and _is_newest(part.slice)):
-            return ""
-        texts.add(ast.unparse(part))
-    return texts.pop() if len(texts) == 1 else ""
-
-
-def _is_newest(index: ast.expr) -> bool:
-    """``-1``, or ``-8:``; a name may be anything."""
-    if isinstance(index, ast.Slice):
-        if index.upper is not None or index.step is not None or index.lower is None:
-            return False
-        index = index.lower
-    is_from_end = isinstance(index, ast.UnaryOp) and isinstance(index.op, ast.USub)
-    return is_from_end and isinstance(getattr(index, "operand", None), ast.Constant)
-
-
-def _is_asked_for(read: ast.expr, around: list[ast.AST]) -> bool:
-    """Whether only this is asked, if there is anything in it: ``if self.maps:``."""
-    parent = around[-1] if around else None
-    return isinstance(parent, (ast.If, ast.IfExp, ast.While)) and parent.test is read
-
-
 def _joined_under(name: str, place: Place, read: ast.expr) -> ast.stmt | None:
     """The statement of a read, where that binds what it joins to the name itself, in no loop."""
     where = place.program.at(read.lineno)
@@ -264,72 +228,6 @@ def _joined_under(name: str, place: Place, read: ast.expr) -> ast.stmt | None:
         return None
     names = {one.id for one in bound_names(where.statement) if isinstance(one, ast.Name)}
     return where.statement if name in names else None
-
-
-def _reads(
-    place: Place, name: str, programs: Sequence[Program]
-) -> Iterator[tuple[ast.expr, list[ast.AST], Program]]:
-    """Every read of what has that name, the nodes around it, and its file."""
-    if "." not in name and place.function is not None and _has_own(place.function, name):
-        for read, around in reads_of(place.scope, name):
-            yield read, around, place.program
-        return
-    if "." not in name:
-        yield from _reads_outside(place, name)
-        return
-    last = name.rpartition(".")[2]
-    files = {id(one.tree): one for one in (place.program, *programs)}
-    for program in files.values():
-        for node in program.nodes:
-            if isinstance(node, ast.Attribute) and node.attr == last:
-                where = program.at(node.lineno)
-                is_read = isinstance(node.ctx, ast.Load)
-                if where is not None and is_read:
-                    yield node, nodes_around(where.statement, node), program
-
-
-def _reads_outside(place: Place, name: str) -> Iterator[tuple[ast.expr, list[ast.AST], Program]]:
-    """The same of a variable of the file, or of a function around; not what is others' own."""
-    around = [one for one in place.around if isinstance(one, FUNCTIONS)]
-    for node in place.program.nodes:
-        if not (isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)):
-            continue
-        where = place.program.at(node.lineno)
-        function = where.function if where is not None else None
-        is_others = function is not None and function not in around and _has_own(function, name)
-        if where is not None and not is_others:
-            yield node, nodes_around(where.statement, node), place.program
-
-
-def _has_own(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
-    """Whether a function binds a name, or has an argument of that name."""
-    return name in parameters(function) or any(
-        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
-        for node in ast.walk(function)
-    )
-
-
-def _fills(read: ast.expr, around: list[ast.AST]) -> bool:
-    """Whether a read is for putting something in: ``x.append(…)``, ``x[k] = …``."""
-    parent = around[-1] if around else None
-    if isinstance(parent, ast.Subscript) and parent.value is read:
-        return isinstance(parent.ctx, (ast.Store, ast.Del)) or _fills(parent, around[:-1])
-    if not isinstance(parent, ast.Attribute) or parent.value is not read:
-        return False
-    call = around[-2] if len(around) > 1 else None
-    if not isinstance(call, ast.Call) or call.func is not parent:
-        return False
-    if parent.attr == "setdefault":
-        return _fills(call, around[:-2])
-    return parent.attr in FILLING or parent.attr in _MAKING
-
-
-def _is_measured(read: ast.expr, around: list[ast.AST]) -> bool:
-    """Whether only the length is asked for, or whether it has a key: ``if name in self.maps``."""
-    parent = around[-1] if around else None
-    if isinstance(parent, ast.Compare) and parent.left is not read:
-        return all(isinstance(one, (ast.In, ast.NotIn)) for one in parent.ops)
-    return called_name(parent) in _OF_LENGTH if isinstance(parent, ast.Call) else False
 
 
 def _reduction(read: ast.expr, around: list[ast.AST], program: Program) -> Reduction | None:
@@ -375,7 +273,7 @@ def _in_loop(loop: ast.For | ast.AsyncFor, program: Program) -> Reduction | None
         if loop.lineno <= load.lineno <= (loop.end_lineno or loop.lineno)
     ]
     reductions = [
-        _reduction(load, nodes, program) for load, nodes in loads if not _is_measured(load, nodes)
+        _reduction(load, nodes, program) for load, nodes in loads if not is_measured(load, nodes)
     ]
     if len(reductions) == 1 and reductions[0] is not None:
         return reductions[0]
@@ -393,7 +291,7 @@ def _of_each(scope: ast.AST, target: ast.expr, program: Program) -> Reduction | 
     calls = []
     for load, nodes in reads_of(scope, target.id):
         is_before = load.lineno < target.lineno and not isinstance(scope, COMPREHENSIONS)
-        if _is_measured(load, nodes) or is_before:
+        if is_measured(load, nodes) or is_before:
             continue
         node, around = _part(load, nodes)
         call = reducing(node, around) if around else None

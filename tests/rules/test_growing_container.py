@@ -637,3 +637,44 @@ def test_what_is_added_up_is_not_joined_either(tmp_path):
     assert (found.rule, first.fix) == ("growing-container", "running_total")
     assert first.peak_before >= 80 * one  # forty in the list, and joined
     assert first.peak_after <= 4 * one
+
+
+PASSED = """\
+maps = []
+
+
+def step(number):
+    maps.append(torch.rand(64, 64))
+    if number == 39:
+        {read}
+"""
+
+
+@pytest.mark.usefixtures("_no_job")
+@pytest.mark.parametrize(
+    ("read", "fix", "how"),
+    [
+        (
+            "total = torch.zeros(64, 64)\n        for one in maps:\n            total += one.T @ one",
+            "running_total",
+            "one after the other: do what it does with each as it comes, and keep none.",
+        ),
+        (
+            "print(maps[0].norm())",
+            "clear_container",
+            "only its first item is read (`maps[0]`): keep that, and put no more into it.",
+        ),
+        (
+            "print(random.choice(maps).norm())",
+            "clear_container",
+            "(`random.choice(maps)`): let the oldest go once there are enough (`deque(maxlen=…)`).",
+        ),
+    ],
+)
+def test_what_is_kept_is_what_is_read(read, fix, how, tmp_path):
+    text = "import random\n" + PASSED.format(read=read)
+    found = findings_of(
+        lambda: step_of(tmp_path / "train.py", text), tmp_path / "run.json", steps=40
+    )[0]
+    assert (found.rule, found.remedies[0].fix) == ("growing-container", fix)
+    assert found.remedies[0].why.endswith(how)

@@ -8,7 +8,6 @@ import pytest
 
 from memprof.source_code.program import program_of
 from memprof.source_code.reduced_containers import (
-    newest_items_read,
     reduction_of_all,
     sum_of_items,
 )
@@ -253,24 +252,6 @@ def test_a_dict_of_lists_that_is_asked_for_a_key_is_one(read, texts, tmp_path):
     assert (found.texts if found is not None else None) == texts
 
 
-@pytest.mark.parametrize(
-    ("read", "newest"),
-    [
-        ("return self.maps[-1][0].mean(0)", "self.maps[-1]"),
-        ("return torch.stack(self.maps[-8:]) if self.maps else None", "self.maps[-8:]"),
-        ("return self.maps[-1], self.maps[0]", ""),
-        ("return self.maps[-self.count:]", ""),
-        ("return [one for one in self.maps]", ""),
-        ("return len(self.maps)", ""),
-    ],
-)
-def test_items_from_the_end_are_the_newest(read, newest, tmp_path):
-    path = tmp_path / "store.py"
-    path.write_text(OF_LIST.format(read=read))
-    program = program_of(str(path))
-    assert newest_items_read(program.at(6), "self.maps", [program]) == newest
-
-
 UNDER_KEYS = """\
 class Journal:
     def add(self, name, x):
@@ -287,30 +268,3 @@ def test_what_is_read_under_a_key_is_reduced_as_well(tmp_path):
     program = program_of(str(path))
     found = reduction_of_all(program.at(3), "self.inputs[name]", [program])
     assert found.texts == ("x.abs().amax(0)",)
-
-
-OF_FILE = """\
-maps = []
-
-def add(one):
-    maps.append(one)
-    print(maps[-1])
-
-{later}
-"""
-
-
-@pytest.mark.parametrize(
-    ("later", "newest"),
-    [
-        ("add(1)", "maps[-1]"),
-        ("show(torch.stack(maps))", ""),
-        ("def last(maps):\n    return maps", "maps[-1]"),  # another one
-        ("def all_of_them():\n    return maps", ""),
-    ],
-)
-def test_a_list_of_the_file_may_be_read_anywhere_in_it(later, newest, tmp_path):
-    path = tmp_path / "store.py"
-    path.write_text(OF_FILE.format(later=later))
-    program = program_of(str(path))
-    assert newest_items_read(program.at(4), "maps", [program]) == newest

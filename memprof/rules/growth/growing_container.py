@@ -25,25 +25,13 @@ from memprof.rules.rule import EVERY_OTHER, Advice, Cause, GrowthRule
 from memprof.rules.saving import survivors
 from memprof.rules.source_facts import handed_over
 from memprof.rules.unread_fields import generated_part
-from memprof.source_code.program import (
-    Place,
-    Program,
-    assigned,
-    called_name,
-    calls_in,
-    nodes_of,
-    root_name,
-)
-from memprof.source_code.reduced_containers import (
-    fields_read,
-    newest_items_read,
-    reduction_of_all,
-    sum_of_items,
-)
+from memprof.source_code.container_reads import Which, items_read
+from memprof.source_code.program import Place, Program, assigned, calls_in, root_name
+from memprof.source_code.reduced_containers import fields_read, reduction_of_all, sum_of_items
 from memprof.source_code.reductions import Reduced
 from memprof.source_code.scopes import parameters
+from memprof.source_code.single_pass import single_pass
 from memprof.source_code.values import values_of
-from memprof.source_code.verbs import FILLING
 from memprof.trace import Phase
 from memprof.views.peak_without import Cuts, Saving, replayed
 
@@ -56,6 +44,14 @@ _ADAPTERS, _OF_ADAPTERS = ".lora_", "get_peft_model_state_dict(model)"
 """In the paths of PEFT's modules; and what gives their state alone."""
 _MOST_LINES = 3
 """Lines that are named."""
+_KEEPING = {
+    Which.BEST: "only the best few of it are read ({}): take the others out as they come",
+    Which.DRAWN: "items are drawn from all that it has ({}): let the oldest go once there are "
+    "enough (`deque(maxlen=…)`)",
+    Which.FIRST: "only its first item is read ({}): keep that, and put no more into it",
+    Which.NEWEST: "only its newest items are read ({}): keep those alone (`deque(maxlen=…)`)",
+}
+"""What is to be kept of a container of which some items are read."""
 _FIELDS = {
     "EvalLoopOutput": ("predictions", "label_ids", "metrics", "num_samples"),
     "PredictionOutput": ("predictions", "label_ids", "metrics"),
@@ -231,6 +227,9 @@ def _as_it_comes(cause: GrownContainer, case: Case, why: str) -> Iterator[Advice
         )
         yield Advice("reduce_predictions", how, place)
         return
+    name = cause.container.filling.container
+    if items_read(place, name, case.everywhere) is not None:
+        return  # some of its items are
     fate = fate_of(case.window, case.finding.stack) if case.window is not None else None
     if fate is not None and not reads_outside_torch(case.everywhere):
         if fate.readers:
@@ -248,10 +247,16 @@ def _as_it_comes(cause: GrownContainer, case: Case, why: str) -> Iterator[Advice
             )
             yield Advice("del_ref", how, place)
             return
-    name = cause.container.filling.container
     reduction = reduction_of_all(place, name, case.everywhere)
     reduction = reduction or sum_of_items(place, name, case.everywhere)
     if reduction is None:
+        loop = single_pass(place, name, case.everywhere)
+        if loop is not None:
+            how = (
+                f"{why}, and only the loop of line {loop.line} reads its items, one after the "
+                "other: do what it does with each as it comes, and keep none."
+            )
+            yield Advice("running_total", how, place)
         return
     read = " and ".join(f"`{text}`" for text in reduction.texts)
     read += " is read" if len(reduction.texts) == 1 else " are read"
@@ -342,15 +347,12 @@ def _release_text(cause: GrownContainer, programs: Sequence[Program]) -> str:
         noun = "line" if len(lines) == 1 else "lines"
         return f"take out of it all that is done with, and not only what {noun} {where} takes out"
     name = cause.container.filling.container
-    best = _best_few(cause.container.place, name, programs)
-    if best:
-        return f"only the best few of it are read (`{best}`): take the others out as they come"
+    read = items_read(cause.container.place, name, programs)
+    if read is not None:
+        return _KEEPING[read.which].format(" and ".join(f"`{text}`" for text in read.texts))
     field = _field_read(cause, programs)
     if field:
         return f"of each item only `.{field}` is read: keep that alone"
-    newest = newest_items_read(cause.container.place, name, programs)
-    if newest:
-        return f"only its newest items are read (`{newest}`): keep those alone (`deque(maxlen=…)`)"
     if cause.container.is_module:
         return f"delete each part when it is done with (`del {name}[…]`), or fill one again"
     if cause.container.filling.keyed:
@@ -375,87 +377,6 @@ def _field_read(cause: GrownContainer, programs: Sequence[Program]) -> str:
     read = fields_read(place, name, programs)
     kept = fields[int(link.name)] if int(link.name) < len(fields) else ""
     return next(iter(read)) if len(read) == 1 and kept and kept not in read else ""
-
-
-def _best_few(place: Place, name: str, programs: Sequence[Program]) -> str:
-    """The expression by which alone a container is read, if that is a few of its best items.
-
-    Whatever has its name anywhere in the file may be the container; of an attribute in any file.
-    """
-    files = [place.program, *(programs if "." in name else ())]
-    trees = {id(program.tree): program.tree for program in files}
-    nodes = [node for tree in trees.values() for node in nodes_of(tree)]
-    last = name.rpartition(".")[2]
-    reads = {
-        id(node)
-        for node in nodes
-        if (isinstance(node, ast.Name) and "." not in name and node.id == name)
-        or (isinstance(node, ast.Attribute) and "." in name and node.attr == last)
-        if isinstance(node.ctx, ast.Load)
-    }
-    called = [node for node in nodes if isinstance(node, ast.Call)]
-    counted = {id(one) for call in called if called_name(call) == "len" for one in call.args}
-    counted |= {id(one) for node in nodes for one in _asked_if_empty(node)}
-    counted |= {id(one) for call in called for one in _asked_for_first(call)}
-    filled = {
-        id(call.func.value)
-        for call in called
-        if isinstance(call.func, ast.Attribute) and call.func.attr in FILLING
-    }
-    sorts = {
-        id(call.func.value)
-        for call in called
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "sort"
-    }
-    is_in_order = bool(sorts & reads)
-    best = [
-        (node, read)
-        for node in nodes
-        for read in _read_in_part(node, is_in_order=is_in_order)
-        if id(read) in reads
-    ]
-    if not best or reads - filled - counted - sorts - {id(read) for _, read in best}:
-        return ""
-    return ast.unparse(best[0][0])
-
-
-def _asked_for_first(call: ast.Call) -> list[ast.expr]:
-    """What ``min(score for score, _ in items)`` only asks for the least score."""
-    each = call.args[0] if called_name(call) in ("max", "min") and len(call.args) == 1 else None
-    if not isinstance(each, (ast.GeneratorExp, ast.ListComp)) or len(each.generators) != 1:
-        return []
-    target = each.generators[0].target
-    parts = target.elts if isinstance(target, ast.Tuple) else []
-    is_in_part = len(parts) > 1 and any(ast.unparse(one) == ast.unparse(each.elt) for one in parts)
-    return [each.generators[0].iter] if is_in_part else []
-
-
-def _asked_if_empty(node: ast.AST) -> list[ast.expr]:
-    """What ``if not items:`` or ``while items and …`` only asks for anything in it."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return [node.operand]
-    if isinstance(node, (ast.If, ast.While, ast.IfExp)):
-        return [node.test]
-    return []
-
-
-def _read_in_part(node: ast.AST, *, is_in_order: bool) -> list[ast.expr]:
-    """What ``sorted(items)[:3]``, ``heapq.nlargest(3, items)`` or ``min(items, key=…)`` reads.
-
-    Of a list that is sorted in its place, ``items[:3]``.
-    """
-    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
-        if node.slice.lower is not None or node.slice.upper is None:
-            return []
-        if isinstance(node.value, ast.Call):
-            return node.value.args[:1] if called_name(node.value) == "sorted" else []
-        return [node.value] if is_in_order else []
-    if not isinstance(node, ast.Call):
-        return []
-    name = called_name(node)
-    if name in ("nlargest", "nsmallest"):
-        return node.args[1:2]
-    return node.args if name in ("max", "min") and len(node.args) == 1 and node.keywords else []
 
 
 RULE = GrowingContainer()
