@@ -90,6 +90,8 @@ _FIRST = 0.6
 """Of a window's events, in which all of a set is made that the others work with."""
 _RETURNED, _RETURNING = "returned-predictions", "predict"
 """The rule about a framework's loop that returns all results, and the method that has it run."""
+_UNSURE = 0.5
+"""Confidence of growth below which little of it is nothing yet: a sample every so many steps."""
 _SURE = 0.9
 """Confidence of growth, from which it is growth whatever the program takes out meanwhile."""
 _MODELS, _CACHE = "collected-models", "generation-cache"
@@ -169,6 +171,8 @@ def _comes_to_nothing(finding: RuleFinding, examination: Examination) -> bool:
     total = growth_of(finding, examination)
     if total < _SLOWER:
         return True
+    if finding.confidence < _UNSURE and finding.bytes < _LEAST_GROWTH:
+        return total < _OF_SMALL_RESULTS
     is_little = finding.bytes < _LEAST_SHARE * device.peak_allocated and total < _ON_HOST
     if device.name == "cpu" and is_little and _is_moved_to_host(finding):
         return True

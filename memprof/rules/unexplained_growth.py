@@ -74,6 +74,8 @@ class UnexplainedGrowth:
     """Torch's allocator was watched itself: what threads of Python ask it for has a stack."""
     is_snapshot: bool = False
     """It is a snapshot that torch wrote, so that nobody has looked for holders."""
+    waste: RuleFinding | None = None
+    """A headline of waste that has most of it: graphs that are held for longer and longer."""
 
     def __str__(self) -> str:
         rest = self.bytes - self.explained
@@ -83,11 +85,15 @@ class UnexplainedGrowth:
         )
         if self.explained:
             return f"{risen}; {format_bytes(rest)} of it no finding explains"
+        if self.waste is not None:
+            return risen
         return f"{risen}, and no finding explains it"
 
     @property
     def way_on(self) -> str:
         """What is known of it, and what would show more."""
+        if self.waste is not None:
+            return f"{self.waste.title}, see there"
         if 2 * self.bare_bytes >= self.bytes and not self.is_by_size:
             bare = f"{format_bytes(self.bare_bytes)} of what stayed have no stack"
             if self.is_snapshot:
@@ -168,6 +174,22 @@ def _of_device(
         searched_step=searched.step if searched is not None else -1,
         by_allocator=device.info.recorder == "allocator",
         is_snapshot=run.is_snapshot,
+        waste=_waste_of(examination, findings, since, total) if not explained else None,
+    )
+
+
+def _waste_of(
+    examination: DeviceExamination, findings: Sequence[RuleFinding], since: int, total: int
+) -> RuleFinding | None:
+    """The first headline of waste that has most of what rose from a step on."""
+    headlines = (
+        one
+        for one in findings
+        if one.kind is Kind.WASTE and one.device == examination.name and not one.minor
+    )
+    return next(
+        (one for one in headlines if _left_of([one], examination, since) >= _EXPLAINED * total),
+        None,
     )
 
 
@@ -230,6 +252,11 @@ def _accumulated(
     The loop was not over when the recording was. A later window may have recorded no more of it.
     """
     collected = [one for one in findings if one.device == examination.name and _is_collected(one)]
+    return _left_of(collected, examination, since)
+
+
+def _left_of(collected: Sequence[RuleFinding], examination: DeviceExamination, since: int) -> int:
+    """Bytes there in a last step, made from a step on by the stacks of some findings."""
     numbers = {len(examination.windows) - 1, *(one.evidence.window for one in collected)}
     of_windows = [0]
     for number in sorted(one for one in numbers if 0 <= one < len(examination.windows)):

@@ -21,6 +21,7 @@ __all__ = [
     "unified",
     "with_import",
     "with_keyword",
+    "within",
     "without_keyword",
     "wrapped",
 ]
@@ -118,6 +119,23 @@ def after(program: Program, statement: ast.stmt, text: str) -> Edit:
     """A new line below a statement, indented like it."""
     line = (statement.end_lineno or statement.lineno) + 1
     return Edit(line, 0, line, 0, _indent(program, statement.lineno) + text + "\n")
+
+
+def within(program: Program, statement: ast.stmt, header: str) -> Edit | None:
+    """A statement in a block of its own: ``with torch.no_grad():`` above it, and it indented.
+
+    None where a text of several lines is in it, which indenting would change.
+    """
+    texts = (one for one in ast.walk(statement) if isinstance(one, (ast.Constant, ast.JoinedStr)))
+    if any(one.end_lineno != one.lineno for one in texts):
+        return None
+    indent = _indent(program, statement.lineno)
+    last = statement.end_lineno or statement.lineno
+    lines = program.lines[statement.lineno - 1 : last]
+    step = "\t" if indent.startswith("\t") else "    "
+    whole = [line.rstrip("\r\n") for line in lines]
+    text = "".join(f"{step}{line}\n" if line.strip() else "\n" for line in whole)
+    return Edit(statement.lineno, 0, last + 1, 0, f"{indent}{header}\n{text}")
 
 
 def with_import(program: Program, module: str) -> list[Edit] | None:

@@ -439,7 +439,7 @@ class Validating:
         self.total = self.total + score(self.critic, x)
         self.batches += 1
 """,
-    "detach/unused-gradients": """\
+    "no_grad/unused-gradients": """\
 class Teacher(nn.Module):
     def __init__(self):
         super().__init__()

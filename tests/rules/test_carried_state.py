@@ -125,6 +125,27 @@ def test_the_only_state_of_a_loop_is_named_where_a_queue_hands_its_graph_on(benc
     assert all(one.fix != "detach" for one in advised)
 
 
+def remembers():
+    """A bank of the newest features, which are put in with their graphs: no bytes, but nodes."""
+    encoder = nn.Linear(64, 64)
+    bank = torch.zeros(0, 64)
+
+    def step(number):
+        nonlocal bank
+        features = encoder(torch.randn(32, 64))
+        (features @ bank.detach().T).sum().backward()
+        bank = torch.cat([bank, features])[-64:]
+
+    return step
+
+
+def test_a_bank_of_bounded_size_is_to_keep_no_graph(tmp_path):
+    first = findings_of(remembers, tmp_path / "run.json", steps=200)[0]
+    assert first.kind is Kind.HOST_GROWTH
+    assert (first.remedies[0].rule, first.remedies[0].fix) == ("carried-state", "detach")
+    assert "`bank` is made from the `bank` of the step before" in first.remedies[0].why
+
+
 LOCAL = """
 def attack(x, y):
     x = x.clone().requires_grad_(True)

@@ -361,6 +361,27 @@ def test_little_that_grows_and_nothing_is_known_to_hold_is_no_headline(
     assert is_minor(growth, examine(load(write_run(tmp_path / "run.json", trace)))) is minor
 
 
+@pytest.mark.parametrize(
+    ("confidence", "per_step", "minor"),
+    [(0.44, 10_000, True), (0.44, 20_000, False), (0.9, 10_000, False)],
+)
+def test_a_sample_now_and_then_is_no_headline_yet(confidence, per_step, minor, tmp_path):
+    """A sheet of pictures of 192 KiB every twenty steps, four of them by now."""
+    trace = TraceBuilder(device="cpu").label(step=0).alloc(38 << 20, "work").build()
+    growth = RuleFinding(
+        Kind.LEAK,
+        "cpu",
+        Site(),
+        "grows",
+        bytes_per_step=per_step,
+        bytes=768 << 10,
+        confidence=confidence,
+        holders=(Holder(LinkKind.GLOBAL, links=[Link(LinkKind.GLOBAL, "images")]),),
+        remedies=(Remedy("clear_container", "It only grows."),),
+    )
+    assert is_minor(growth, examine(load(write_run(tmp_path / "run.json", trace)))) is minor
+
+
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_few_bytes_with_a_graph_are_a_headline_where_nothing_more_leaks(beside, tmp_path):
     """An exception that is kept may have a number seen of it, and hundreds of MiB that were not."""

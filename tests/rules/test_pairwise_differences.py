@@ -34,6 +34,14 @@ def expanded(a, b):
     return ((rows - columns) ** 2).sum(2)
 
 
+def repeated(a, b):
+    """Each set is copied for all pairs first, under its own name."""
+    rows, others = a.size(0), b.size(0)
+    a = a.unsqueeze(1).repeat(1, others, 1)
+    b = b.unsqueeze(0).repeat(rows, 1, 1)
+    return ((a - b) ** 2).sum(-1)
+
+
 def by_methods(a, b):
     """As it is written where there may be a batch in front."""
     difference = a.unsqueeze(-2).sub(b.unsqueeze(-3))
@@ -152,6 +160,7 @@ def looks_alike():
         (at_once, "return torch.linalg.norm(a[:, None] - b[None], dim=-1)"),
         (by_product, "difference = a[:, None, :] - b[None, :, :]"),
         (expanded, "return ((rows - columns) ** 2).sum(2)"),
+        (repeated, "return ((a - b) ** 2).sum(-1)"),
         (by_methods, "difference = a.unsqueeze(-2).sub(b.unsqueeze(-3))"),
         (by_function, "return torch.sub(a[:, None], b[None]).pow(2).sum(-1)"),
         (in_place_of_its_own, "return torch.pow(x - y, 2).sum(3)"),

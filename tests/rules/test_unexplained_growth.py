@@ -63,6 +63,30 @@ def test_what_no_finding_explains_is_told_in_bytes(tmp_path):
     )
 
 
+def test_waste_that_has_most_of_it_is_named(tmp_path):
+    """As graphs of earlier steps, of which too few were recorded to be told as growth."""
+    source = tmp_path / "train.py"
+    source.write_text("def main():\n    h = step(h)\n")
+    trace = TraceBuilder(device="cpu")
+    for step in range(STEPS):
+        trace.label(step=step)
+        trace.alloc(MIB, f"t{step}", stack=(Frame("main", str(source), 2),))
+    numbers = list(range(STEPS))
+    allocated = [growing(step) for step in numbers]
+    steps = StepColumns(first=numbers, last=numbers, allocated=allocated, window=[0] * STEPS)
+    run = load(write_run(tmp_path / "run.json", trace.build(), steps=steps))
+    (leak,) = (one for one in findings(run) if one.kind is Kind.LEAK)
+    waste = replace(leak, kind=Kind.WASTE, minor=False)
+    assert unexplained_growth(examine(run), ()).waste is None
+    rise = unexplained_growth(examine(run), [waste])
+    assert rise.waste is waste
+    assert str(rise) == "allocated bytes rise by 1 MiB per step, 20 MiB over steps 3 to 23"
+    assert rise.way_on == f"{waste.title}, see there"
+    minor = unexplained_growth(examine(run), [replace(waste, minor=True)])
+    assert minor.waste is None
+    assert str(minor).endswith("and no finding explains it")
+
+
 def test_it_is_the_verdict_and_fails_the_command(tmp_path):
     path = recording(tmp_path, growing)
     examination = examine(load(path))

@@ -57,7 +57,8 @@ class CarriedState(GrowthRule[StateUpdate]):
 
     def match(self, case: Case) -> StateUpdate | None:
         """A name that a call makes from itself, where the graph hangs on no container."""
-        if not (case.graph or _is_pass_without_holder(case)):
+        is_of_nodes = case.finding.kind is Kind.HOST_GROWTH and bool(case.finding.holders)
+        if not (case.graph or is_of_nodes or _is_pass_without_holder(case)):
             return None
         in_container = of_many_steps(case) or (case.direct and LinkKind.ITEM in case.links)
         if in_container and not _falls_out(case):

@@ -8,9 +8,15 @@ from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from memprof.rules.case import Case
-from memprof.rules.large_tensor import large_tensor
+from memprof.rules.large_tensor import LargeTensor, large_tensor
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.program import Place, arguments, called_name, loaded_names
+from memprof.source_code.program import (
+    Place,
+    arguments,
+    called_name,
+    loaded_names,
+    place_of,
+)
 from memprof.source_code.values import last_binding, values_of
 from memprof.trace import Phase
 from memprof.units import format_bytes
@@ -72,14 +78,14 @@ class PairwiseDifferences(WasteRule[Differences]):
         if large is None or large.place is None or window.phase[large.row] == Phase.BACKWARD:
             return
         pairs = _bytes_of_pairs(window, large.row)
-        use = _use_of(large.place) if pairs else None
+        row, use = _subtracted_at(window, large) if pairs else (large.row, None)
         if use is None:
             return
         of_size = large.in_every_step & (window.made_in >= 0)
         without = window.replayed(window.whole(of_size.nonzero()[0]))
         learns = window.learns_after(int(window.lives.alloc[large.row]))
         yield Differences(
-            row=large.row,
+            row=row,
             rows=large.there,
             nbytes=large.nbytes,
             saving=without.keeping((_KEPT if learns else 1) * pairs),
@@ -120,6 +126,20 @@ def _bytes_of_pairs(window: Window, row: int) -> int:
     parts = lives.requested[later]
     parts = parts[(parts > 0) & (2 * parts <= whole) & (_MOST_DIMENSIONS * parts >= whole)]
     return int(parts[whole % parts == 0].max(initial=0))
+
+
+def _subtracted_at(window: Window, large: LargeTensor) -> tuple[int, _Way | None]:
+    """The row of the differences, and what becomes of them.
+
+    Where both sets were repeated for all pairs, those copies are as large and came before.
+    """
+    rows = {window.frame_of(row): row for row in (*large.there[::-1].tolist(), large.row)}
+    for frame, row in sorted(rows.items(), key=lambda one: one[1] != large.row):
+        place = place_of(frame)
+        use = _use_of(place) if place is not None else None
+        if use is not None:
+            return row, use
+    return large.row, None
 
 
 def _use_of(place: Place) -> _Way | None:

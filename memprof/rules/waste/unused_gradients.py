@@ -21,8 +21,9 @@ from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.asked_gradients import data_asked_for_gradients
 from memprof.source_code.gradients_by_hand import reads_gradients, sets_gradient_none
 from memprof.source_code.idioms import keyword, optimizers_made
-from memprof.source_code.patch import diff, wrapped
+from memprof.source_code.patch import diff, within
 from memprof.source_code.program import Place, Program, called_name, calls_in, place_of
+from memprof.source_code.scopes import qualified_name
 from memprof.source_code.values import is_object, takes_no_gradient, trains_besides
 from memprof.trace import Category, Frame, Phase
 from memprof.units import format_bytes
@@ -139,7 +140,7 @@ class UnusedGradients(WasteRule[UnreadGradients]):
         return f"are gradients of {match.modules} that no optimizer here uses or clears"
 
     def advice(self, match: UnreadGradients, case: Case) -> Iterator[Advice]:
-        """Give the parameters none; where a patch is safe, cut the other model's output off."""
+        """Give the parameters none; where a patch is safe, compute the other output without."""
         if match.made_at is not None:
             why = (
                 "The optimizer has other parameters of these modules, and nothing reads or clears "
@@ -164,25 +165,25 @@ class UnusedGradients(WasteRule[UnreadGradients]):
         site = case.site if match.within_model else _called_from(case) or case.site
         if match.called_at is not None:
             site = case.place_at(match.called_at.filename, match.called_at.line) or site
-        patch = "" if match.within_model or site is None else _cut_from_training(case, site)
+        patch = "" if match.within_model or site is None else _without_gradients(case, site)
         frozen = Advice(
             "freeze_params",
             f"If these are not trained, `requires_grad_(False)`: {why}.",
             (_where_chosen(match, case) if match.within_model else None) or site,
         )
-        if patch:
-            yield Advice("detach", f"Cut it off here: {why}.", site, patch=patch)
+        kept = format_bytes(match.graph)
+        graph_note = f"; {kept} of its activations are kept for that" if match.graph else ""
+        if patch:  # to cut its result off would leave the graph there until then
+            yield Advice("no_grad", f"{_first_upper(why)}{graph_note}.", site, patch=patch)
             yield frozen
-            yield Advice("no_grad", f"Or compute it under `torch.no_grad()`: {why}.", site)
             return
         if match.graph:
-            graph_note = f"{format_bytes(match.graph)} of its activations are kept for that"
             if match.call:
                 yield frozen
-                one = f"Or compute `{match.call}` alone under `torch.no_grad()`: {graph_note}."
+                one = f"Or compute `{match.call}` alone under `torch.no_grad()`{graph_note}."
                 yield Advice("no_grad", one, site)
                 return
-            ungraded = Advice("no_grad", f"{_first_upper(why)}; {graph_note}.", site)
+            ungraded = Advice("no_grad", f"{_first_upper(why)}{graph_note}.", site)
             is_outside = match.called_at is not None and not match.is_within
             yield from (ungraded, frozen) if is_outside else (frozen, ungraded)
             return
@@ -373,8 +374,8 @@ def _in_words(names: list[str], trained: Sequence[str] = ()) -> str:
     return f"`{path}`" if path else in_words(names, trained)
 
 
-def _cut_from_training(case: Case, place: Place) -> str:
-    """``wanted = teacher(x).detach()``; empty where what comes before may take a gradient.
+def _without_gradients(case: Case, place: Place) -> str:
+    """``with torch.no_grad(): wanted = teacher(x)``; empty where what comes before may learn.
 
     A teacher's input is a batch; but an image that is trained by the features that a network makes
     of it, or a generator by the critic, gets its gradient through that very call.
@@ -389,7 +390,9 @@ def _cut_from_training(case: Case, place: Place) -> str:
         return ""  # no module, but a function, that may call others as well
     if not takes_no_gradient(programs, place, call) or not trains_besides(programs, place, call):
         return ""
-    return diff(place.program, *wrapped(call, ".detach()"))
+    if qualified_name(place, ast.Name("torch", ast.Load())) != "torch":
+        return ""
+    return diff(place.program, within(place.program, statement, "with torch.no_grad():"))
 
 
 RULE = UnusedGradients()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
+from types import CodeType
 from typing import Any
 
 from memprof.records import KeptResults
@@ -24,6 +25,8 @@ _MOST_FRESH = 4096
 """… and new ones since a model was called."""
 _MOST_BELOW = 64
 """Results that are followed of one: what is read again and again is no result that waits."""
+_MOST_PASSES = 8
+"""Times that one line comes back to a result after others: a search over all of them goes on."""
 _MOST_READERS = 4
 """Stacks that are noted of those that reduce one result, …"""
 _MOST_STACKS = 8
@@ -76,8 +79,8 @@ class _Node:
     """A result that is kept, or what was computed of one."""
 
     __slots__ = (
-        "below", "call", "is_joined", "is_needed", "is_one_of_many", "level", "readers", "reads",
-        "reduced", "reference", "since", "values"
+        "below", "call", "is_joined", "is_needed", "is_one_of_many", "level", "passes", "readers",
+        "reads", "reduced", "reference", "since", "values"
     )  # fmt: skip
 
     def __init__(self, reference: StorageReference, values: int, call: int) -> None:
@@ -101,6 +104,8 @@ class _Node:
         """Several are in it, one after the other along the first dimension."""
         self.readers: list[int] = []
         """Stacks of what reduced it."""
+        self.passes: Counter[tuple[CodeType, int]] = Counter()
+        """By lines: how often one read it after it had read another result."""
         self.is_one_of_many = False
         """Its line made others before the next call: the first of them may wait for none."""
 
@@ -145,6 +150,7 @@ class KeptResultsWatch:
         self._young: deque[list[StorageReference]] = deque()
         self._calls = 0
         self._kinds: dict[Any, _Kind] = {}
+        self._read_last: dict[tuple[CodeType, int], _Node] = {}
 
     def add(self, reference: StorageReference) -> None:
         """A result is new."""
@@ -175,6 +181,7 @@ class KeptResultsWatch:
         self._kept.clear()
         self._young.clear()
         self.fresh.clear()
+        self._read_last.clear()
 
     def _node_of(self, key: int) -> _Node | None:
         node = self.nodes.get(key)
@@ -213,6 +220,9 @@ class KeptResultsWatch:
         for tensor, node in zip(given, nodes, strict=True):
             if node is not None and not node.is_needed:
                 node.values = max(node.values, tensor.numel())
+                if not node.level and self._is_searched(node, frame):
+                    self._need(node)
+                    continue
                 self._note(kind, tensor, node, given, results, frame)
 
     def _note(
@@ -249,6 +259,17 @@ class KeptResultsWatch:
             for one in results:
                 if one.numel() >= _HALF * tensor.numel():
                     self._follow(node, one, is_joined=kind is _Kind.JOINING)
+
+    def _is_searched(self, node: _Node, frame: Any) -> bool:
+        """Whether a line goes through results again and again, as one that tries values for them.
+
+        A line that reads one result for each class, say, and then the next, goes through them once.
+        """
+        line = frame.f_code, frame.f_lineno
+        if self._read_last.get(line) is not node:
+            self._read_last[line] = node
+            node.passes[line] += 1
+        return node.passes[line] > _MOST_PASSES
 
     def _follow(self, node: _Node, result: Any, *, is_joined: bool) -> None:
         key = result.untyped_storage()._cdata

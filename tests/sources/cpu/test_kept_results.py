@@ -110,6 +110,26 @@ def test_what_may_be_needed_whole_is_told_apart(read, tmp_path):
     assert figures == [KEPT, KEPT, 0, 0]
 
 
+def search(tries):
+    """The scale with which all results fit best, by so many tries."""
+    return lambda results: [
+        sum(F.cross_entropy(one / scale, LABELS).item() for one in results)
+        for scale in range(1, tries + 1)
+    ]
+
+
+@pytest.mark.parametrize(("tries", "needed"), [(8, 0), (9, KEPT)])
+def test_what_is_gone_through_again_and_again_has_to_be_there(tries, needed, tmp_path):
+    figures, _ = fate_of(search(tries), tmp_path)
+    assert figures[:3] == [KEPT, needed, 0]
+
+
+def test_a_result_that_is_read_for_each_class_is_gone_through_once(tmp_path):
+    by_class = by_rows(lambda one: [(one > number).sum() for number in range(20)])
+    figures, _ = fate_of(by_class, tmp_path)
+    assert figures == [KEPT, 0, 0, KEPT * 20 * 8]
+
+
 @pytest.mark.parametrize("read", [lambda results: None, joined(lambda one: one.shape)])
 def test_what_nothing_is_computed_of_was_not_read(read, tmp_path):
     figures, _ = fate_of(read, tmp_path)
