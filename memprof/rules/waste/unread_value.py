@@ -58,7 +58,7 @@ class UnreadVariable(WasteRule[UnreadValue]):
     name = "unread-value"
     summary = "a function that goes on has a variable which it reads no more"
     fixes = ("del_ref",)
-    yields_to = ("loaded", "retained-graph", "joined", "lingering")
+    yields_to = ("idle-copy", "loaded", "retained-graph", "joined", "lingering")
 
     def matches(self, window: Window) -> Iterator[UnreadValue]:
         """Each variable of the functions that run at the peak, with its tensors there."""
