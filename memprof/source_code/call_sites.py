@@ -15,9 +15,10 @@ from memprof.source_code.program import (
     loaded_names,
     root_name,
 )
+from memprof.source_code.values import is_python_number
 from memprof.source_code.verbs import FILLING
 
-__all__ = ["Handed", "calls_of", "handed_over", "handed_to"]
+__all__ = ["Handed", "calls_of", "handed_over", "handed_to", "hands_numbers"]
 
 _DEEPEST = 3
 """Functions that hand their own parameter on, from the user's call down to what keeps it."""
@@ -54,8 +55,8 @@ def handed_over(
     """The call that a kept value comes from, where it is a parameter of the function around.
 
     Of ``meter.update(loss)`` for ``self.total += value`` in ``update``. A call that hands over the
-    ``method`` of that name comes first, then calls in the functions ``first``. None where the value
-    is made right there, or no call is found.
+    ``method`` of that name comes first, then calls with more than a number, then those in the
+    functions ``first``. None where the value is made right there, or no call is found.
     """
     search = _Search(programs, frozenset(map(id, first)), owners, method)
     argument: Handed | None = None
@@ -68,20 +69,31 @@ def handed_over(
     return argument
 
 
+def hands_numbers(place: Place | None, value: ast.expr | None, programs: Sequence[Program]) -> bool:
+    """Whether a call hands a number, ``loss.item()``, where others hand the value to be kept."""
+    search = _Search(programs, frozenset(), ())
+    return any(is_python_number(one, programs) for _, one in _handed(search, place, value))
+
+
 def _call_of(search: _Search, place: Place | None, value: ast.expr | None) -> Handed | None:
+    return next(_handed(search, place, value), None)
+
+
+def _handed(search: _Search, place: Place | None, value: ast.expr | None) -> Iterator[Handed]:
+    """The calls that hand a value to the function around, where it is one of its parameters."""
     function = place.function if place is not None else None
     if place is None or function is None or not isinstance(value, ast.Name):
-        return None
+        return
     names = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
     keywords = [a.arg for a in function.args.kwonlyargs]
     method = place.class_ is not None and names[:1] in (["self"], ["cls"])
     if value.id not in [*names[method:], *keywords]:
-        return None
+        return
     name_called = function.name
     if name_called == "__init__" and place.class_ is not None:
         name_called = place.class_.name
     position = names.index(value.id) - method if value.id in names else -1
-    return next(_arguments(search, place, name_called, position, value.id), None)
+    yield from _arguments(search, place, name_called, position, value.id)
 
 
 def _arguments(
@@ -104,6 +116,7 @@ def _arguments(
             values += [call.args[position]]
         if values and not isinstance(values[0], (ast.Constant, ast.Starred)):
             handed.append((where, values[0]))
+    handed.sort(key=lambda one: is_python_number(one[1], search.programs))  # what keeps no memory
     yield from sorted(handed, key=lambda one: not _may_be_method(one[0], one[1], search.method))
 
 

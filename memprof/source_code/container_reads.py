@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from memprof.source_code.program import FUNCTIONS, Place, Program, called_name
-from memprof.source_code.scopes import nodes_around, parameters, reads_of
+from memprof.source_code.program import FUNCTIONS, Place, Program, called_name, calls_in
+from memprof.source_code.scopes import LOOPING, nodes_around, parameters, reads_of
 from memprof.source_code.values import values_of
 from memprof.source_code.verbs import FILLING, FILLING_FUNCTIONS, JOINING
 
@@ -26,6 +26,7 @@ _OF_LENGTH = frozenset(("bool", "len"))
 _MAKING = frozenset(("setdefault", "clear"))
 """Methods that take nothing out to be read; what ``setdefault`` returns is filled."""
 
+_OF_DICTS = frozenset(("items", "values"))
 _FEWEST = frozenset(("nlargest", "nsmallest"))
 _EXTREMES = frozenset(("max", "min"))
 _OF_BEST = frozenset(("argmax", "argmin", "index", "max", "min"))
@@ -141,6 +142,7 @@ def items_read(place: Place, name: str, programs: Sequence[Program]) -> ItemsRea
     None where it reads others as well, where that cannot be told, and where it reads none.
     """
     name, *of_dict = name.split("[")  # of ``self.maps[key]`` the dict of lists
+    has_lists = bool(of_dict or calls_in(place.statement, "setdefault"))
     reads = sorted(
         reads_of_container(place, name, programs),
         key=lambda one: (one[2].filename, one[0].lineno, one[0].col_offset),
@@ -156,15 +158,16 @@ def items_read(place: Place, name: str, programs: Sequence[Program]) -> ItemsRea
             or _is_asked_for_extreme(read, around)
         ):
             continue
-        if of_dict:
+        inner = _parts_of_lists(around, program) if has_lists else []
+        if not inner and of_dict:
             entry = around[-1] if around else None
             if not isinstance(entry, ast.Subscript) or entry.value is not read:
                 return None
             read, around = entry, around[:-1]  # noqa: PLW2901
-        part = _part_read(read, around, program, is_in_order=is_in_order)
-        if part is None:
+        own = inner or [_part_read(read, around, program, is_in_order=is_in_order)]
+        if None in own:
             return None
-        parts.append(part)
+        parts += filter(None, own)
     texts = tuple(dict.fromkeys(text for _, text in parts))
     kinds = {which for which, _ in parts}
     return ItemsRead(kinds.pop(), texts) if len(kinds) == 1 else None
@@ -201,6 +204,30 @@ def _part_read(
         return Which.FIRST, text
     which = _at_place(parent.slice, program)
     return (which, text) if which is not None else None
+
+
+def _parts_of_lists(around: list[ast.AST], program: Program) -> list[tuple[Which, str] | None]:
+    """The same of each read of the lists that a dict has: ``{k: v[-1] for k, v in x.items()}``.
+
+    Empty where nothing goes through the dict so; None for each read that takes any other items.
+    """
+    if len(around) < len(("loop", "call", "method")) or not isinstance(around[-3], LOOPING):
+        return []
+    method, call, loop = around[-1], around[-2], around[-3]
+    is_call = isinstance(call, ast.Call) and call.func is method and loop.iter is call
+    if not is_call or not isinstance(method, ast.Attribute) or method.attr not in _OF_DICTS:
+        return []
+    target = loop.target
+    if method.attr == "items" and isinstance(target, ast.Tuple):
+        target = target.elts[-1]
+    scope = loop if isinstance(loop, (ast.For, ast.AsyncFor)) else around[-4]
+    if not isinstance(target, ast.Name):
+        return []
+    parts: list[tuple[Which, str] | None] = []
+    for one, nodes in reads_of(scope, target.id):
+        if not (is_measured(one, nodes) or is_asked_for(one, nodes) or fills(one, nodes)):
+            parts.append(_part_read(one, nodes, program, is_in_order=False))
+    return parts
 
 
 def _with_all_items(read: ast.expr, around: list[ast.AST]) -> tuple[ast.expr, list[ast.AST]]:

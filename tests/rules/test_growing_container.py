@@ -678,3 +678,34 @@ def test_what_is_kept_is_what_is_read(read, fix, how, tmp_path):
     )[0]
     assert (found.rule, found.remedies[0].fix) == ("growing-container", fix)
     assert found.remedies[0].why.endswith(how)
+
+
+LOGS = """\
+from torch import nn
+
+logs = {}
+net = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512))
+
+
+def log(name, value):
+    logs.setdefault(name, []).append(value)
+
+
+def step(number):
+    out = net(torch.randn(64, 64))
+    loss = out.mean()
+    size = out.square().mean()
+    log("loss", loss.item())
+    log("size", size)
+    loss.backward()
+"""
+
+
+@pytest.mark.usefixtures("_no_job")
+def test_a_function_that_is_also_handed_numbers_cuts_nothing_off_itself(tmp_path):
+    found = findings_of(
+        lambda: step_of(tmp_path / "train.py", LOGS), tmp_path / "run.json", steps=40
+    )[0]
+    first = found.remedies[0]
+    assert (found.rule, first.fix, first.code) == ("kept-graph", "detach", 'log("size", size)')
+    assert first.why.startswith("`logs` keeps `size` with the graph that made it")

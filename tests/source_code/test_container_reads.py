@@ -126,6 +126,37 @@ def test_lists_under_keys_are_read_by_their_key(read, newest, tmp_path):
     assert items == ((Which.NEWEST, *newest) if newest else None)
 
 
+OF_HOOKS = """\
+class Store:
+    def add(self, name, one):
+        {fill}
+
+    def read(self):
+        return {read}
+"""
+
+
+@pytest.mark.parametrize(
+    ("fill", "read", "newest"),
+    [
+        (
+            "self.maps.setdefault(name, []).append(one)",
+            "{k: v[-1].mean() for k, v in self.maps.items()}",
+            "v[-1]",
+        ),
+        ("self.maps[name].append(one)", "[v[-1] for v in self.maps.values()]", "v[-1]"),
+        ("self.maps[name].append(one)", "[v[-1] + v[0] for v in self.maps.values()]", ""),
+        ("self.maps[name].append(one)", "[torch.stack(v) for v in self.maps.values()]", ""),
+        ("self.maps[name] = one", "[v[-1] for v in self.maps.values()]", ""),  # a tensor's last row
+    ],
+)
+def test_lists_that_a_dict_has_are_gone_through(fill, read, newest, tmp_path):
+    name = "self.maps[name]" if "setdefault" not in fill else "self.maps"
+    name = "self.maps" if " = one" in fill else name
+    items = read_of(tmp_path, OF_HOOKS.format(fill=fill, read=read), 3, name)
+    assert items == ((Which.NEWEST, newest) if newest else None)
+
+
 @pytest.mark.parametrize(
     ("later", "is_newest"),
     [

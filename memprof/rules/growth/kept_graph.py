@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from memprof.reference_chain import LinkKind, is_field
 from memprof.rules.case import Case
+from memprof.rules.containers import filled_container
 from memprof.rules.emptied_beside import advice_on_missed
 from memprof.rules.finding import Kind
 from memprof.rules.graph_lines import (
@@ -21,7 +22,7 @@ from memprof.rules.graph_lines import (
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.rules.same_holder import holder_key
 from memprof.rules.source_facts import handed_over, is_number
-from memprof.source_code.call_sites import Handed
+from memprof.source_code.call_sites import Handed, hands_numbers
 from memprof.source_code.carried_names import Carried, carried_on
 from memprof.source_code.idioms import Filling, growing, read_by_itself
 from memprof.source_code.patch import diff, wrapped
@@ -72,6 +73,9 @@ class KeptGraph(GrowthRule[KeptGraphs]):
                 return KeptGraphs(place, filling, many)
         if not many:
             return None
+        container = filled_container(case)
+        if container is not None:  # by another function than made the graphs
+            return KeptGraphs(container.place, container.filling, many)
         key, entry = _entry(case) if case.kept_itself <= _MOSTLY else ("", None)
         if entry is None and not any(retaining(case)):
             return None
@@ -166,7 +170,11 @@ def _cuts(place: Place, filling: Filling, case: Case) -> Iterator[Advice]:
     grouped = _is_grouped(case)
     learns = goes_backward(place, filling.container, case.everywhere)
     tensors = used_as_tensor(place, filling.container, case.everywhere)
-    places: list[Handed] = [(place, value), handed_over(case, place, value) or (place, value)]
+    handed = handed_over(case, place, value) or (place, value)
+    places: list[Handed] = [(place, value), handed]
+    shown = ast.unparse(value)
+    if hands_numbers(place, value, case.programs):  # of which nothing can be cut off
+        places, shown = [handed, handed], ast.unparse(handed[1])
     ways = [way for way in _ways(case) if not (tensors and way.fix == "item")]
     others = _others(case, place)
     as_well = f" {_lines(others)} such graphs, too: there as well." if others else ""
@@ -187,7 +195,7 @@ def _cuts(place: Place, filling: Filling, case: Case) -> Iterator[Advice]:
             sure = sure and survives_call(where, what, case.everywhere, number=as_number)
         yield Advice(
             way.fix,
-            f"`{filling.container}` keeps `{ast.unparse(value)}` {way.why}{as_well}",
+            f"`{filling.container}` keeps `{shown}` {way.why}{as_well}",
             where,
             patch=diff(where.program, *wrapped(what, _CODE[way.fix])) if sure else "",
             remains=case.kept_itself if way.fix == "detach" else 0.0,
