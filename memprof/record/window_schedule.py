@@ -366,6 +366,8 @@ class WindowSchedule:
         """Why the last one opened."""
         self.end: End | None = None
         """Why the last window ended; None while one is open."""
+        self._start_end: End | None = None
+        """Why that of the start ended."""
         self._policy = policy
         self._began_us = now_us
         self._opened_us = self._closed_us = self._stepped_us = now_us
@@ -440,6 +442,10 @@ class WindowSchedule:
             else:
                 self._open(self._why_open(before, now_us, meter), now_us, meter)
         else:
+            is_kept = self._keeps_rest and self._start_end is End.RESERVE
+            if self.reason is Reason.CODE and trains and is_kept:
+                self.reason = Reason.START  # it is what the rest was kept for
+                self._resumed_to_train = True
             self._has_trained |= trains
             self._untrained_in_window += self._has_trained and not trains
             # The batches of an evaluation within the training are no steps of its own.
@@ -463,19 +469,28 @@ class WindowSchedule:
     def may_open_for_code(self, now_us: int, meter: OverheadMeter) -> bool:
         """Whether to look, between two windows, for code of the program's that was not recorded.
 
-        Ranks of a job would open such windows apart, and what is kept for training is kept for it.
+        Ranks of a job would open such windows apart. Of what is kept for training a part may go to
+        it: it may train by an optimizer of the program's own, which nobody sees begin.
         """
-        if self.reason is not None or self.is_reserved or self._policy.ranks > 1:
+        if self.reason is not None or self._policy.ranks > 1:
             return False
-        left_us = self._spendable_us(now_us, meter) - meter.total_us
+        if self.is_reserved and self._start_end is not End.RESERVE:
+            return False  # there is little room, however much time is left
+        left_us = self._left_for_code_us(now_us, meter)
         return self._has_room() and self.CODE_SHARE * left_us >= self.LEAST_CODE_US
 
     def open_for_code(self, now_us: int, meter: OverheadMeter) -> None:
         """Open a window for it."""
-        left_us = self._spendable_us(now_us, meter) - meter.total_us
+        left_us = self._left_for_code_us(now_us, meter)
         self._open(Reason.CODE, now_us, meter)
         self._is_whole = False
         self._most_for_code_us = meter.total_us + self.CODE_SHARE * left_us
+
+    def _left_for_code_us(self, now_us: int, meter: OverheadMeter) -> float:
+        if not self.is_reserved:
+            return self._spendable_us(now_us, meter) - meter.total_us
+        allowed_us = self._policy.allowed_us(now_us - self._began_us)
+        return self.CODE_SHARE * (self.START_SHARE * allowed_us - meter.total_us)
 
     def training_begins(self, now_us: int, meter: OverheadMeter) -> bool:
         """The same when an optimizer is about to step."""
@@ -676,6 +691,7 @@ class WindowSchedule:
             # A step that takes a quota's half by itself gets a half once more, not all of it.
             waits = end is End.RESERVE or (end in self._QUOTAS and not self._resumed_to_train)
             self._keeps_rest = is_untrained and waits
+            self._start_end = end
             share_us = self.START_SHARE * self._policy.allowed_us(now_us - self._began_us)
             self._kept_us = max(0.0, share_us - meter.total_us)
         self._keeps_rest = self._keeps_rest and self._has_room()

@@ -253,7 +253,7 @@ def links_of(search: Search, reference: Reference, naming: Naming) -> tuple[list
         links += naming.links(run[1:] if at == 0 else run)
         if at < len(paths):
             links += paths[at]
-    return tidy([*links, *view_link(reference.value)]), root.user
+    return tidy([*links, *view_link(reference.value, reference.others)]), root.user
 
 
 def root_links(root: Root, value: object) -> list[Link]:

@@ -39,6 +39,7 @@ from memprof.referrers.torch_references import (
     TorchEdges,
     is_bare,
     is_symbolic,
+    is_tensor_type,
     plain_torch,
     through_graph,
 )
@@ -57,6 +58,8 @@ FOR_LINES_S = 0.1
 """Seconds that reading sources may take at the end."""
 GRAPHS_S = 0.1
 """Seconds that graphs are walked at most."""
+_MOST_VIEWS = 4096
+"""What an owner holds, among which views of the same memory are looked for."""
 _MOST_ENDS = 24
 """Tensors that end graphs from which the way to a name is looked for: three passes."""
 _LAST = 1.5
@@ -344,8 +347,16 @@ class UpwardSearch:
         links = through_graph(links)
         if way[-1] < 0:
             return links
-        is_there = bool(self._wanted_targets.key(run[-1]))  # type: ignore[arg-type]
-        return [*links, *view_link(run[-1])] if is_there else None
+        key = self._wanted_targets.key(run[-1])  # type: ignore[arg-type]
+        return [*links, *view_link(run[-1], self._others(run, key))] if key else None
+
+    def _others(self, run: list[object], key: int) -> list[object]:
+        """What else the owner of a run's last tensor holds of the same memory: views beside it."""
+        held = gc.get_referents(run[-2]) if len(run) > 1 else []
+        if len(held) > _MOST_VIEWS:
+            return []
+        tensors = (one for one in held if one is not run[-1] and is_tensor_type(type(one)))
+        return [one for one in tensors if self._wanted_targets.key(one) == key]
 
     def _root(self, at: int, moment: _Moment) -> Root | None:
         if at not in self._roots:

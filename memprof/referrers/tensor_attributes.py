@@ -6,6 +6,7 @@ asked for sizes at all: whether asking runs it cannot be told beforehand.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -115,9 +116,23 @@ def shown_and_kept(value: object) -> tuple[int, int]:
     return shown_bytes, storage_bytes_of(value)
 
 
-def view_link(value: object) -> list[Link]:
-    """A link for a view that shows less than it keeps."""
+def _offset_of(value: object) -> int:
+    """Where in its storage a tensor begins; -1 for what is none, or may not be asked."""
+    if not is_tensor_type(type(value)) or _runs_code(type(value)):
+        return -1
+    if _TENSOR.layout.__get__(value) is not torch.strided:
+        return -1
+    return int(_TENSOR.storage_offset(value))
+
+
+def view_link(value: object, others: Iterable[object] = ()) -> list[Link]:
+    """A link for a view that shows less than it keeps, with ``others`` of the same storage."""
     shown_bytes, storage_bytes = shown_and_kept(value)
+    known = {_offset_of(value)}
+    for one in others:
+        if _offset_of(one) not in known:  # no ``x.detach()`` beside ``x``
+            known.add(_offset_of(one))
+            shown_bytes += shown_and_kept(one)[0]
     if shown_bytes >= storage_bytes:
         return []
     name = type(value).__name__

@@ -386,10 +386,37 @@ def test_a_window_of_new_code_ends_with_five_steps_that_train():
     assert schedule.end is End.STEPS
 
 
-def test_what_is_kept_for_training_opens_no_window_of_new_code():
+def test_what_is_kept_for_training_goes_to_new_code_that_trains():
+    """By an optimizer of its own, perhaps: then only backward passes tell."""
     schedule, meter = WindowSchedule(policy_of(), 0), OverheadMeter()
     meter.hook(2.1 * SECOND)
     assert not schedule.step_ended(1 * SECOND, meter, step=0, trains=False)
+    assert schedule.is_reserved
+    assert schedule.may_open_for_code(2 * SECOND, meter)
+    schedule.open_for_code(2 * SECOND, meter)
+    assert schedule.opened_for is Reason.CODE
+    for step in range(1, 40):
+        assert schedule.step_ended((2 + step) * SECOND, meter, step=step)
+    assert schedule.reason is Reason.START
+
+
+def test_new_code_that_trains_nothing_leaves_most_of_what_is_kept_for_training():
+    schedule, meter = WindowSchedule(policy_of(), 0), OverheadMeter()
+    meter.hook(2.1 * SECOND)
+    schedule.step_ended(1 * SECOND, meter, step=0, trains=False)
+    schedule.open_for_code(2 * SECOND, meter)
+    steps = [
+        schedule.step_ended((3 + step) * SECOND, meter, step=1 + step, trains=False)
+        for step in range(5)
+    ]
+    assert steps == [True] * 4 + [False]
+    assert schedule.is_reserved
+    assert schedule.training_begins(9 * SECOND, meter)
+
+
+def test_what_a_full_quota_keeps_for_training_opens_no_window_of_new_code():
+    schedule, meter = WindowSchedule(policy_of(), 0), OverheadMeter()
+    schedule.closes_with(End.EVENTS, 2, meter)
     assert schedule.is_reserved
     assert not schedule.may_open_for_code(2 * SECOND, meter)
 

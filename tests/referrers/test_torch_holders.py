@@ -545,3 +545,25 @@ def test_what_a_function_of_vjp_has_saved_is_found_through_the_wrappers_of_torch
     (found, *_) = holders(hidden)
     assert "`pullbacks`" in found.description
     assert found.code == "pullbacks.append(pullback)"
+
+
+@pytest.mark.parametrize(
+    ("parts", "shown"), [((64, 192), -1), ((64, 64), 128), ((64,), 64)], ids=str
+)
+def test_views_that_one_owner_holds_are_told_by_all_that_they_show(
+    parts: tuple[int, ...], shown: int
+) -> None:
+    """A batch that is kept as what comes before and what is to be foretold."""
+    whole = torch.zeros(256, 16)
+    views = whole.split([*parts, 256 - sum(parts)])[: len(parts)]
+    KEPT["batch"] = (*views, views[0].detach(), "name")
+    key = storage(whole)
+    del whole, views
+    ((best, *_),) = find_holders([key], budget_s=60.0)
+    assert best.links[0].name == "KEPT"
+    view = best.links[-1]
+    if shown < 0:
+        assert view.storage_bytes == -1
+    else:
+        assert (view.shown_bytes, view.storage_bytes) == (shown * 16 * 4, 256 * 16 * 4)
+    KEPT.pop("batch")

@@ -152,3 +152,36 @@ def test_only_nodes_of_the_graph_may_stay_on_the_host(written, is_told, tmp_path
     fixes = [one.fix for one in found.remedies]
     assert found.rule == "growing-graph"
     assert (fixes[:2] == ["no_grad", "detach"]) is is_told
+
+
+class Averages:
+    """Means of gradients of gradients, one for each parameter, which are only read detached."""
+
+    def __init__(self, parameters):
+        self.parameters = list(parameters)
+        self.curvature = [torch.zeros_like(one) for one in self.parameters]
+
+    def update(self, loss):
+        first = torch.autograd.grad(loss, self.parameters, create_graph=True)
+        dot = sum(one.square().sum() for one in first)
+        second = torch.autograd.grad(dot, self.parameters, create_graph=True)
+        for mean, new in zip(self.curvature, second, strict=True):
+            mean.mul_(0.9).add_(new.abs(), alpha=0.1)
+
+
+def averages():
+    net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    means = Averages(net.parameters())
+
+    def step(number):
+        means.update(net(torch.randn(BATCH, WIDTH)).square().mean())
+
+    return step
+
+
+def test_tensors_of_a_list_are_written_into_by_a_loop_over_it(tmp_path):
+    found = findings_of(averages, tmp_path / "run.json")[0]
+    first = found.remedies[0]
+    assert (first.rule, first.fix) == ("in-place-update", "no_grad")
+    assert first.code == "mean.mul_(0.9).add_(new.abs(), alpha=0.1)"
+    assert first.why.startswith("`mean` is written into with values that have a graph")

@@ -374,7 +374,7 @@ def test_a_view_is_not_to_blame_where_no_search_came_to_its_graph(tmp_path):
     record(answers, tmp_path / "run.json")
     (found, *others) = findings(cut_off(load(tmp_path / "run.json")))
     assert [one for one in others if one.bytes_per_step] == []
-    assert "a view that shows 256 of 8192 bytes" in found.title
+    assert "a view that shows 512 of 8192 bytes" in found.title
     assert (found.rule, found.remedies[0].fix) == ("kept-graph", "detach")
     assert "+            results[number, row] = probs[row].detach()" in found.remedies[0].patch
 

@@ -207,3 +207,21 @@ def test_what_is_freed_where_little_follows_was_there_to_the_end(more_bytes, goe
     assert lives.steps.tolist() == numbers
     assert bool(lives.outlast(np.arange(27)).all()) is not goes_on
     assert bool(leaks(examine(run))) is not goes_on
+
+
+@pytest.mark.parametrize("together", [1, 2, 8])
+def test_steps_that_have_a_row_in_common_are_told_apart_by_their_labels(together, tmp_path):
+    """As where loops of the program's data were guessed to be thousands of steps."""
+    trace = TraceBuilder(device="cpu")
+    for step in range(40):
+        trace.label(step=step).alloc(1 << 20, f"t{step}", stack=(LINE,))
+    first = [0, *range(1, 39, together)]
+    last = [0, *(min(one + together - 1, 38) for one in first[1:])]
+    columns = StepColumns(
+        first=first, last=last, allocated=[(at + 1) << 20 for at in last], window=[0] * len(last)
+    )
+    run = load(write_run(tmp_path / "run.json", trace.build(), steps=columns))
+    (device,) = examine(run).devices
+    assert len(survival(device)) == 39
+    (leak,) = leaks(examine(run))
+    assert leak.bytes_per_step == 1 << 20

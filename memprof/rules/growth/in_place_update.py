@@ -82,7 +82,7 @@ class InPlaceUpdates(GrowthRule[InPlaceUpdate]):
                 names = {link.name.rpartition(".")[2] for link in holder.links} - {""}
                 of_name = (one for one in statements if one[1].rpartition(".")[2] in names)
                 return InPlaceUpdate(*next(of_name, statements[0]), holder)
-            statements = list(_written_anywhere(case, holder))
+            statements = [*_written_anywhere(case, holder), *_written_in_loop(case, holder)]
             if statements:
                 return InPlaceUpdate(*statements[0], holder)
         return None
@@ -141,6 +141,41 @@ def _written_anywhere(case: Case, holder: Holder) -> Iterator[tuple[Place, str]]
                 text = ast.unparse(target.value)
                 if place is not None and last_name(text) == name and _may_run(place, inner):
                     yield place, text
+
+
+def _written_in_loop(case: Case, holder: Holder) -> Iterator[tuple[Place, str]]:
+    """Statements that write into the tensors of a list: ``for h, new in zip(self.hess, grads)``."""
+    kinds = [link.kind for link in holder.links]
+    at = kinds.index(LinkKind.AUTOGRAD_NODE) if LinkKind.AUTOGRAD_NODE in kinds else 0
+    if at < len(("list", "item")) or kinds[at - 1] is not LinkKind.ITEM:
+        return
+    container = holder.links[at - 2]
+    counts = {name: count for name, count in holder.links[at].nodes if name in _BY_VALUE}
+    if container.kind not in _OF_TENSOR or sum(counts.values()) < _FEWEST:
+        return
+    methods = [method for name in counts for method in _BY_VALUE[name]]
+    name = container.name.rpartition(".")[2]
+    for program in case.programs:
+        for call in calls_in(program.tree, *methods):
+            place, receiver = program.place(call), _receiver(call)
+            loop = place.loop if place is not None else None
+            if place is None or not isinstance(loop, ast.For) or not _may_run(place, container):
+                continue
+            iterated = _iterated(loop, receiver)
+            if iterated is not None and last_name(ast.unparse(iterated)) == name:
+                yield place, receiver
+
+
+def _iterated(loop: ast.For, name: str) -> ast.expr | None:
+    """What a loop goes through by a variable of its own, alone or beside others."""
+    if isinstance(loop.target, ast.Name):
+        return loop.iter if loop.target.id == name else None
+    if not isinstance(loop.target, ast.Tuple) or called_name(loop.iter) != "zip":
+        return None
+    names = [one.id if isinstance(one, ast.Name) else "" for one in loop.target.elts]
+    given = getattr(loop.iter, "args", [])
+    at = names.index(name) if name in names else len(given)
+    return given[at] if at < len(given) else None
 
 
 def _may_run(place: Place, link: Link) -> bool:

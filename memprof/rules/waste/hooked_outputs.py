@@ -13,6 +13,7 @@ from memprof.rules.case import Case
 from memprof.rules.forward_passes import kept_beyond_pass
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.source_code.hooked_outputs import HookedOutputs, hooked_outputs
+from memprof.trace import Action
 from memprof.units import format_bytes
 from memprof.views.stacks import made_at_lines
 from memprof.views.window import Ints, Window
@@ -23,6 +24,8 @@ _LEAST_SHARE = 0.1
 """Of the peak."""
 _LEAST_RESULT = 64 << 10
 """Bytes of what the next operator makes of an output: what is smaller are numbers about it."""
+_LEAST_HOOKS = 4
+"""On one module, that copy the same result: two or three may be for something else each."""
 _MOST_NAMED = 6
 """Entries that are named in a sentence."""
 
@@ -36,6 +39,8 @@ class KeptByHooks(Match):
     """Modules whose outputs are read, by their paths within the model."""
     are_copies: bool = False
     """The hook's statement makes them."""
+    times: int = 1
+    """Copies of one result, one right after the other: of so many hooks on one module."""
 
 
 class HookedOutputsRule(WasteRule[KeptByHooks]):
@@ -43,7 +48,7 @@ class HookedOutputsRule(WasteRule[KeptByHooks]):
 
     name = "hooked-outputs"
     summary = "forward hooks keep what modules return, and little of it is read"
-    fixes = ("drop_outputs", "reduce_predictions")
+    fixes = ("remove_hook", "drop_outputs", "reduce_predictions")
 
     def matches(self, window: Window) -> Iterator[KeptByHooks]:
         """Copies that a hook makes and that are reduced later; or outputs that no key names."""
@@ -57,7 +62,7 @@ class HookedOutputsRule(WasteRule[KeptByHooks]):
             if hook.reduction is not None:
                 lines, filename = hook.filling.lines, hook.filling.program.filename
                 copied = made_at_lines(window, filename, lines) & ~window.has_owner
-                match = _match(window, np.flatnonzero(copied), hook)
+                match = _copied(window, np.flatnonzero(copied), hook)
                 if match is None and containers == {hook.container}:  # no other keeps any
                     match = _waiting(window, hook)
             elif {hook.container} == on_every_module:
@@ -73,6 +78,8 @@ class HookedOutputsRule(WasteRule[KeptByHooks]):
         """Say what is read of them."""
         hook = match.hook
         assert hook is not None
+        if match.times > 1:
+            return f"are copies of what modules return, by {match.times} hooks on each"
         if hook.reduction is not None:
             read = f"{_texts(hook)} {_verb(hook)} read"
             of = "copies of " if match.are_copies else ""
@@ -83,6 +90,15 @@ class HookedOutputsRule(WasteRule[KeptByHooks]):
         """Compute what is read in the hook; or register it where it is read."""
         hook, nbytes = match.hook, format_bytes(match.nbytes)
         assert hook is not None
+        if match.times > 1:
+            at = case.place_at(hook.registration.program.filename, hook.registration.line)
+            why = (
+                f"{match.times} hooks are on a module at the peak, and each keeps a copy of what "
+                "it returns: every call registers more of them. Keep the handle, and call its "
+                "`remove()` when the result is there; or register once."
+            )
+            yield Advice("remove_hook", why, at or case.site)
+            return
         if hook.reduction is not None:
             at = case.place_at(hook.filling.program.filename, hook.filling.line)
             why = (
@@ -128,6 +144,25 @@ def _match(
         names=names,
         are_copies=hook.reduction is not None,
     )
+
+
+def _copied(window: Window, rows: Ints, hook: HookedOutputs) -> KeptByHooks | None:
+    """The copies that a hook makes; of several hooks on one module all but one copy of each."""
+    match = _match(window, rows, hook)
+    if match is None:
+        return None
+    there = match.rows[np.argsort(window.lives.alloc[match.rows], kind="stable")]
+    made = np.flatnonzero(window.trace.events.action == Action.ALLOC)
+    place = np.searchsorted(made, window.lives.alloc[there])
+    module = window.module[there]
+    is_next = (np.diff(place) == 1) & (np.diff(module) == 0)
+    groups = np.cumsum(np.concatenate([[True], ~is_next]))
+    times = int(np.bincount(groups).max())
+    if times < _LEAST_HOOKS:
+        return match
+    one_each = int(sum(window.lives.size[there[module == one]].max() for one in np.unique(module)))
+    saving = window.replayed(window.whole(rows)).keeping(one_each)
+    return replace(match, times=times, saving=saving)
 
 
 def _waiting(window: Window, hook: HookedOutputs) -> KeptByHooks | None:

@@ -174,8 +174,11 @@ class LoopWatch:
 
     @property
     def trains(self) -> bool:
-        """Whether an optimizer or an explicit mark has ended the last step, and not just a call."""
-        return not self._steps.is_guessed
+        """Whether an optimizer or an explicit mark has ended the last step, and not just a call.
+
+        Or a backward pass, where no optimizer has stepped yet: the program may have one of its own.
+        """
+        return not self._steps.is_guessed or self._steps.ends_with_passes
 
     @property
     def guess(self) -> Guess | None:

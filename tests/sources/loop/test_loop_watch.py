@@ -580,3 +580,21 @@ def test_hooks_on_modules_are_hidden_from_torch_compile_and_come_back_in_their_p
     hooks.show()
     assert module_hooks() == {"_global_forward_pre_hooks": 1}
     other.remove()
+
+
+@pytest.mark.parametrize("goes_backward", [True, False])
+def test_steps_that_a_backward_pass_ends_train_without_an_optimizer_of_torchs(goes_backward):
+    it, trains = Watched(), []
+    it.on_step = lambda _: trains.append(it.loop_watch.trains)
+    net = nn.Linear(2, 2)
+    for _ in range(4):
+        with torch.set_grad_enabled(goes_backward):
+            loss = net(torch.ones(1, 2)).sum()
+        if goes_backward:
+            loss.backward()
+            with torch.no_grad():
+                for one in net.parameters():
+                    one.sub_(one.grad)
+                    one.grad = None
+    it.loop_watch.close()
+    assert trains == [goes_backward] * 4
