@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 
+import numpy as np
+
 from memprof.rules.finding import RuleFinding
 from memprof.rules.same_holder import holder_key
 
@@ -23,6 +25,8 @@ class Overlap(enum.Enum):
 
     LINE = "line"
     """The source line of both is the same."""
+    TENSORS = "tensors"
+    """The same, or most tensors of the first are the other's as well."""
     DEVICE = "device"
     """Both are of one device as a whole; tensors of the CPU are part of the host's memory."""
     HOLDER = "holder"
@@ -30,10 +34,19 @@ class Overlap(enum.Enum):
 
     def joins(self, one: RuleFinding, other: RuleFinding) -> bool:
         """Whether two findings have this in common."""
-        if self is Overlap.LINE:
+        if self in (Overlap.LINE, Overlap.TENSORS):
             sites = one.site, other.site
-            return sites[0].filename == sites[1].filename and sites[0].line == sites[1].line
+            is_line = sites[0].filename == sites[1].filename and sites[0].line == sites[1].line
+            return is_line or (self is Overlap.TENSORS and _share_most(one, other))
         if self is Overlap.DEVICE:
             return one.device == other.device or {one.device, other.device} <= _HOST
         keys = [holder_key(finding.holders[0]) for finding in (one, other) if finding.holders]
         return len(keys) > 1 and keys[0] == keys[1]
+
+
+def _share_most(one: RuleFinding, other: RuleFinding) -> bool:
+    """Whether more than half of the tensors of the first finding are the other's in its window."""
+    if (one.device, one.evidence.window) != (other.device, other.evidence.window):
+        return False
+    own = one.evidence.allocs
+    return 2 * int(np.isin(own, other.evidence.allocs).sum()) > len(own)

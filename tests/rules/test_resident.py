@@ -5,7 +5,9 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,7 +16,7 @@ from memprof.loading import load
 from memprof.records import Holder, Site
 from memprof.reference_chain import Link, LinkKind, Unowned
 from memprof.rules.case import Case
-from memprof.rules.finding import Kind, RuleFinding
+from memprof.rules.finding import Evidence, Kind, RuleFinding
 from memprof.rules.waste.resident import RULE
 from memprof.testing import TraceBuilder
 from memprof.testing.runs import write_run
@@ -162,3 +164,19 @@ def test_there_is_no_advice_on_scratch_memory(tmp_path, workspace, fixes):
     finding = RuleFinding(Kind.WASTE, "cuda:0", Site(), RULE.title(match), holders=holders)
     advice = [*RULE.advice(match, Case(finding, examine(run)))]
     assert [one.fix for one in advice] == fixes
+
+
+@pytest.mark.parametrize(("share", "joins"), [(3, True), (1, False)])
+def test_what_grows_is_told_once_whichever_lines_made_it(share, joins):
+    """Four tensors that stay, of which a finding of growth is about some, at another line."""
+    site = Site("train.py", 61, "score", "mse = F.mse_loss(sr.clamp(0, 1), hr)")
+    resident = RuleFinding(
+        Kind.WASTE, "cpu", site, "stay", evidence=Evidence(0, np.arange(4)), rule="resident"
+    )
+    growth = RuleFinding(
+        Kind.LEAK, "cpu", Site("train.py", 67), "grow", evidence=Evidence(0, np.arange(share))
+    )
+    assert RULE.overlap.joins(resident, growth) is joins
+    elsewhere = replace(growth, evidence=Evidence(1, np.arange(share)))
+    assert not RULE.overlap.joins(resident, elsewhere)
+    assert RULE.overlap.joins(resident, replace(elsewhere, site=site))

@@ -17,6 +17,7 @@ from memprof.rules.long_lived_tensors import advice_on_long_lived
 from memprof.rules.notebooks import advice_on_outputs
 from memprof.rules.references import advice_on_exceptions, advice_on_views
 from memprof.rules.rule import Advice, Match, WasteRule
+from memprof.rules.same_memory import Overlap
 from memprof.source_code.program import bound_names, program_of
 from memprof.source_code.scopes import reads_of
 from memprof.trace import Category
@@ -41,6 +42,7 @@ class Resident(WasteRule[Match]):
     )
     yields_to = ("bytes-as-floats", "copied-windows", "kept-one-hot", "stored-twice")
     names_holders = True
+    overlap = Overlap.TENSORS  # what grows is told by who holds it, whichever lines made it
     proven_by = frozenset({*OF_ERRORS, LinkKind.NOTEBOOK, LinkKind.ITERATOR})
 
     def matches(self, window: Window) -> Iterator[Match]:
