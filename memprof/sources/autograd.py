@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from memprof.cpython.dying_objects import keep_reference
+from memprof.cpython.dying_objects import bury
 from memprof.cpython.signal_errors import guarded_errors
 
 __all__ = [
@@ -87,7 +87,7 @@ def gradient_of(tensor: Any) -> Any:
     gradient = tensor.grad if leaf or tensor.retains_grad else None
     if gradient is None or gradient._use_count() >= _OF_GRADIENT:
         return gradient
-    keep_reference(gradient)
+    bury(gradient)  # torch has made a new Python object for a tensor that is being destroyed
     return None
 
 

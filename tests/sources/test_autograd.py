@@ -60,8 +60,10 @@ def test_such_a_view_has_no_node_and_no_gradient_and_is_no_leaf():
 def test_a_gradient_that_just_ends_is_none_and_ends_once():
     """In a process of its own: torch aborts it where the gradient ends twice."""
     program = """
+import gc
 import weakref
 import torch
+from memprof.referrers.find_holders import holders
 from memprof.referrers.torch_references import is_bare
 from memprof.sources.autograd import gradient_of
 
@@ -72,7 +74,11 @@ for ask in (gradient_of, is_bare):
     assert gradient_of(leaf) is leaf.grad
     reference = weakref.ref(leaf.grad.untyped_storage(), lambda _: seen.append(ask(leaf)))
     leaf.grad = None
+    del reference
 leaf.grad = torch.full((4,), 3.0)
+tensors = [one for one in gc.get_objects() if type(one) is torch.Tensor]
+assert len(tensors) == 2 and {*map(id, tensors)} == {id(leaf), id(leaf.grad)}
+assert holders(leaf)[0].links[0].name == "leaf"
 print(seen, leaf.grad.tolist())
 """
     run = subprocess.run(
