@@ -490,7 +490,8 @@ class WindowSchedule:
         if not self.is_reserved:
             return self._spendable_us(now_us, meter) - meter.total_us
         allowed_us = self._policy.allowed_us(now_us - self._began_us)
-        return self.CODE_SHARE * (self.START_SHARE * allowed_us - meter.total_us)
+        # All such windows together take no more than that share of what is kept.
+        return self.START_SHARE * allowed_us - meter.total_us - self.CODE_SHARE * self._kept_us
 
     def training_begins(self, now_us: int, meter: OverheadMeter) -> bool:
         """The same when an optimizer is about to step."""

@@ -128,11 +128,11 @@ def _offset_of(value: object) -> int:
 def view_link(value: object, others: Iterable[object] = ()) -> list[Link]:
     """A link for a view that shows less than it keeps, with ``others`` of the same storage."""
     shown_bytes, storage_bytes = shown_and_kept(value)
-    known = {_offset_of(value)}
-    for one in others:
-        if _offset_of(one) not in known:  # no ``x.detach()`` beside ``x``
-            known.add(_offset_of(one))
-            shown_bytes += shown_and_kept(one)[0]
+    shown = {_offset_of(value): shown_bytes}
+    for one in others:  # of those that begin at one place, as ``x`` and ``x.detach()``, the largest
+        at = _offset_of(one)
+        shown[at] = max(shown.get(at, 0), shown_and_kept(one)[0])
+    shown_bytes = sum(shown.values())
     if shown_bytes >= storage_bytes:
         return []
     name = type(value).__name__

@@ -45,8 +45,13 @@ class Overlap(enum.Enum):
 
 
 def _share_most(one: RuleFinding, other: RuleFinding) -> bool:
-    """Whether more than half of the tensors of the first finding are the other's in its window."""
+    """Whether more than half of the tensors of the first finding are the other's in its window.
+
+    And as many bytes: what was there before the window is no tensor of that, and may be much.
+    """
     if (one.device, one.evidence.window) != (other.device, other.evidence.window):
+        return False
+    if 2 * other.bytes < one.bytes:
         return False
     own = one.evidence.allocs
     return 2 * int(np.isin(own, other.evidence.allocs).sum()) > len(own)

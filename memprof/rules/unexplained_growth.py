@@ -93,7 +93,7 @@ class UnexplainedGrowth:
     def way_on(self) -> str:
         """What is known of it, and what would show more."""
         if self.waste is not None:
-            return f"{self.waste.title}, see there"
+            return f"of these, {self.waste.title}"
         if 2 * self.bare_bytes >= self.bytes and not self.is_by_size:
             bare = f"{format_bytes(self.bare_bytes)} of what stayed have no stack"
             if self.is_snapshot:
@@ -186,6 +186,7 @@ def _waste_of(
         one
         for one in findings
         if one.kind is Kind.WASTE and one.device == examination.name and not one.minor
+        if one.first_step < one.last_step  # else it is one step's
     )
     return next(
         (one for one in headlines if _left_of([one], examination, since) >= _EXPLAINED * total),

@@ -12,7 +12,15 @@ from memprof.source_code.container_reads import (
     is_measured,
     reads_of_container,
 )
-from memprof.source_code.program import FUNCTIONS, Place, Program, called_name, calls_in
+from memprof.source_code.program import (
+    FUNCTIONS,
+    Place,
+    Program,
+    arguments,
+    called_name,
+    calls_in,
+    loaded_names,
+)
 from memprof.source_code.scopes import parameters, qualified_name
 from memprof.source_code.verbs import FILLING
 
@@ -21,10 +29,10 @@ __all__ = ["single_pass"]
 _LEAVING = (ast.Break, ast.Return, ast.Yield, ast.YieldFrom, ast.Await)
 _BESIDE = frozenset(("enumerate", "zip"))
 _LIBRARIES = frozenset(("math", "numpy", "torch"))
-_MADE_OF_SHAPES = frozenset(
-    ("Counter", "defaultdict", "dict", "empty", "full", "list", "ones", "set", "tensor", "zeros")
-)
-"""Functions whose results have nothing of what has been collected."""
+_MADE_OF_SHAPES = frozenset(("defaultdict", "empty", "ones", "zeros"))
+"""Functions whose results have nothing of what has been collected …"""
+_MADE_OF_VALUES = frozenset(("Counter", "dict", "full", "list", "set", "tensor"))
+"""… and those of which the same is true where they are given no variable."""
 _LIKE_FIRST = frozenset(("clone", "float", "zeros_like"))
 """Those whose results may have something of the first item, or of a number."""
 
@@ -102,8 +110,18 @@ def _can_run_earlier(loop: Place, filling: Place) -> bool:
         return False
     if not all(_is_known_before(name, loop, filling) for name in loaded - bound):
         return False
+    attributes = {ast.unparse(one) for one in inside if isinstance(one, ast.Attribute)}
+    if attributes & set(_attributes_set(loop)):
+        return False  # by what comes of all items, perhaps
     calls = [one for one in inside if isinstance(one, ast.Call)]
     return all(_is_of_values(call, loop, targets | bound) for call in calls)
+
+
+def _attributes_set(loop: Place) -> Iterator[str]:
+    """The attributes that the function of a loop sets, as written: ``self.limit``."""
+    for node in ast.walk(loop.scope):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield ast.unparse(node)
 
 
 def _is_bound(name: ast.Name) -> bool:
@@ -124,6 +142,9 @@ def _is_beginning(value: ast.expr) -> bool:
     if isinstance(value, ast.Call):
         if called_name(value) in _MADE_OF_SHAPES:
             return True
+        if called_name(value) in _MADE_OF_VALUES:
+            names = (name for one in arguments(value) for name in loaded_names(one))
+            return all(hasattr(builtins, name) or name == "torch" for name in names)
         of = value.func.value if isinstance(value.func, ast.Attribute) else None
         given = [*value.args, *([of] if of is not None else [])]
         return called_name(value) in _LIKE_FIRST and any(map(_is_beginning, given))
@@ -167,8 +188,8 @@ def _is_known_before(name: str, loop: Place, filling: Place) -> bool:
 def _is_of_values(call: ast.Call, loop: Place, own: set[str]) -> bool:
     """Whether a call computes with an item, or shows it; stores none, and asks no model."""
     if isinstance(call.func, ast.Name):
-        name = call.func.id
-        return hasattr(builtins, name) or bool(loop.program.functions(name))
+        functions = loop.program.functions(call.func.id)
+        return hasattr(builtins, call.func.id) or _compute_values(functions, loop.program)
     if not isinstance(call.func, ast.Attribute):
         return False
     root = qualified_name(loop, call.func).partition(".")[0]
@@ -178,3 +199,21 @@ def _is_of_values(call: ast.Call, loop: Place, own: set[str]) -> bool:
         return False
     roots = {one.id for one in ast.walk(call.func.value) if isinstance(one, ast.Name)}
     return bool(roots & own) or not roots
+
+
+def _compute_values(functions: Sequence[ast.AST], program: Program) -> bool:
+    """Whether functions call nothing but functions of torch's, and methods of what they are given.
+
+    One that calls another of the file, or a model, may do anything.
+    """
+    for function in functions:
+        own = {one.id for one in ast.walk(function) if isinstance(one, ast.Name) and _is_bound(one)}
+        own |= {*parameters(function)}
+        for call in calls_in(function):
+            place = program.place(call)
+            is_named = isinstance(call.func, ast.Name)
+            if is_named and not hasattr(builtins, call.func.id):  # type: ignore[attr-defined]
+                return False
+            if place is None or not (is_named or _is_of_values(call, place, own)):
+                return False
+    return bool(functions)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import attrgetter
+from types import GetSetDescriptorType
 from typing import Any
 
 import numpy as np
@@ -85,10 +86,19 @@ def gradient_of(tensor: Any) -> Any:
     except guarded_errors():  # as in `is_leaf`
         leaf = False
     gradient = tensor.grad if leaf or tensor.retains_grad else None
-    if gradient is None or gradient._use_count() >= _OF_GRADIENT:
+    count = getattr(gradient, "_use_count", None)  # a class of the program may return anything
+    if count is None or count() >= _OF_GRADIENT or not _is_torchs(type(tensor)):
         return gradient
     bury(gradient)  # torch has made a new Python object for a tensor that is being destroyed
     return None
+
+
+def _is_torchs(kind: type) -> bool:
+    """Whether ``.grad`` of a class is torch's own: a subclass may make what it returns anew."""
+    classes = type.__dict__["__mro__"].__get__(kind)
+    attributes_of = type.__dict__["__dict__"].__get__
+    own = next((one["grad"] for one in map(attributes_of, classes) if "grad" in one), None)
+    return isinstance(own, GetSetDescriptorType)
 
 
 def any_was_made(values: Any, deepest: int = _DEEPEST) -> bool:

@@ -414,6 +414,23 @@ def test_new_code_that_trains_nothing_leaves_most_of_what_is_kept_for_training()
     assert schedule.training_begins(9 * SECOND, meter)
 
 
+def test_windows_of_new_code_leave_half_of_what_is_kept_for_training_however_many_open():
+    schedule, meter = WindowSchedule(policy_of(), 0), OverheadMeter()
+    meter.hook(2.1 * SECOND)
+    schedule.step_ended(1 * SECOND, meter, step=0, trains=False)
+    began_us, now_us = meter.total_us, 2 * SECOND
+    while schedule.may_open_for_code(now_us, meter):
+        schedule.open_for_code(now_us, meter)
+        while schedule.is_open:
+            meter.hook(0.01 * SECOND)
+            now_us += SECOND // 100
+            schedule.time_passed(now_us, meter)
+    kept_us = schedule.START_SHARE * schedule.allowance_us - began_us
+    spent_us = meter.total_us - began_us
+    assert 0.8 * kept_us / 2 < spent_us < 1.05 * kept_us / 2
+    assert schedule.training_begins(now_us, meter)
+
+
 def test_what_a_full_quota_keeps_for_training_opens_no_window_of_new_code():
     schedule, meter = WindowSchedule(policy_of(), 0), OverheadMeter()
     schedule.closes_with(End.EVENTS, 2, meter)

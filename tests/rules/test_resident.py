@@ -166,15 +166,22 @@ def test_there_is_no_advice_on_scratch_memory(tmp_path, workspace, fixes):
     assert [one.fix for one in advice] == fixes
 
 
-@pytest.mark.parametrize(("share", "joins"), [(3, True), (1, False)])
-def test_what_grows_is_told_once_whichever_lines_made_it(share, joins):
-    """Four tensors that stay, of which a finding of growth is about some, at another line."""
+@pytest.mark.parametrize(
+    ("share", "nbytes", "joins"), [(3, 512, True), (1, 512, False), (3, 256, False)]
+)
+def test_what_grows_is_told_once_whichever_lines_made_it(share, nbytes, joins):
+    """Four tensors that stay, of which a finding of growth has some; others may be older."""
     site = Site("train.py", 61, "score", "mse = F.mse_loss(sr.clamp(0, 1), hr)")
     resident = RuleFinding(
-        Kind.WASTE, "cpu", site, "stay", evidence=Evidence(0, np.arange(4)), rule="resident"
+        Kind.WASTE, "cpu", site, "stay", bytes=1024, evidence=Evidence(0, np.arange(4))
     )
     growth = RuleFinding(
-        Kind.LEAK, "cpu", Site("train.py", 67), "grow", evidence=Evidence(0, np.arange(share))
+        Kind.LEAK,
+        "cpu",
+        Site("train.py", 67),
+        "grow",
+        bytes=nbytes,
+        evidence=Evidence(0, np.arange(share)),
     )
     assert RULE.overlap.joins(resident, growth) is joins
     elsewhere = replace(growth, evidence=Evidence(1, np.arange(share)))

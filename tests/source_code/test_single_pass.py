@@ -13,7 +13,10 @@ LOOP = """\
 import torch
 
 def score(one):
-    return one.mean()
+    return torch.relu(one).mean()
+
+def ask(one):
+    return model(one).sum()
 
 def run(model, scale):
     outs, targets = [], []
@@ -22,7 +25,7 @@ def run(model, scale):
         targets.append(batch)
 {after}
 """
-FILLED_AT = 9
+FILLED_AT = 12
 
 
 def loop_in(tmp_path, after):
@@ -63,6 +66,9 @@ def test_a_loop_may_do_its_work_as_items_come(after, tmp_path):
         # a model may have been trained meanwhile
         "s = 0\nfor one in outs:\n    s += model(one).sum()",
         "s = 0\nfor one in outs:\n    s += model.head(one).sum()",
+        "s = 0\nfor one in outs:\n    s += ask(one)",
+        "low = torch.tensor(min(targets))\nfor one in outs:\n    low = torch.minimum(low, one)",
+        "self.limit = max(targets)\nfor one in outs:\n    print((one > self.limit).sum())",
         # items are kept, or one is looked for
         "rows = []\nfor one in outs:\n    rows.append(one)",
         "for one in outs:\n    if one.norm() > 3:\n        break",

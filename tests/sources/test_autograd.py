@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 
 import pytest
 
@@ -86,6 +87,23 @@ print(seen, leaf.grad.tolist())
     )
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout == "[None, True] [3.0, 3.0, 3.0, 3.0]\n"
+
+
+class Scaled(torch.Tensor):
+    """A tensor whose gradient is kept elsewhere, and made anew for whoever asks."""
+
+    @property
+    def grad(self):
+        return torch.full((3,), 2.0)
+
+
+def test_a_gradient_that_a_class_makes_anew_is_told_and_let_go_of():
+    leaf = torch.ones(3).as_subclass(Scaled)
+    gradient = gradient_of(leaf)
+    assert gradient.tolist() == [2.0, 2.0, 2.0]
+    end = weakref.ref(gradient)
+    del gradient
+    assert end() is None
 
 
 def test_a_leaf_has_its_gradient_and_no_node():
