@@ -232,8 +232,9 @@ class Owners(msgspec.Struct, frozen=True, tag_field="kind", tag="owners", omit_d
 class LastReadsRecord(
     msgspec.Struct, frozen=True, tag_field="kind", tag="last_reads", omit_defaults=True
 ):
-    """Where operators were given large tensors last that have died since, as columns.
+    """Where operators were given large tensors last, as columns: of those that have died since.
 
+    One that is written at a window's end is of those that live then, and of that window alone.
     Known where a dispatch mode records (``recorder`` is ``operators``), of tensors of 256 KiB and
     more that made a 512th of the bytes in use; not of one that was read whole and died before
     anything else was allocated. What NumPy reads is not seen, and nothing is written once

@@ -17,7 +17,7 @@ from memprof.log import LOG
 from memprof.record.output import Output
 from memprof.records import DeviceInfo, Finding, LastReadsRecord, Note, Owners
 from memprof.runfile.writer import encode_state, encode_trace
-from memprof.sources.protocol import Chunk, Counters, EventSource, Interner
+from memprof.sources.protocol import Chunk, Counters, EventSource, Interner, LastRead
 from memprof.sources.user_files import ProgramFiles
 from memprof.trace import NOT_RECORDED, Events, State
 
@@ -184,6 +184,10 @@ class Recording(msgspec.Struct):
     def end_window(self) -> None:
         """Drain a last time, stop recording events and flush."""
         self.drain()
+        for open_source in self._able("living_reads"):
+            reads = self._ask(open_source, open_source.source.living_reads) or {}
+            for device, of_device in reads.items():
+                self._write_last_reads(device, of_device)
         for open_source in list(self._sources):
             states = self._ask(open_source, open_source.source.end_window) or {}
             self._write_states("end", states)
@@ -253,9 +257,12 @@ class Recording(msgspec.Struct):
             self._totals[chunk.device] = self.total_events(chunk.device) + count
         if chunk.late_events or chunk.late_blocks:
             self.output.write(_owners(chunk, self.window))
-        if chunk.last_reads:
-            columns = map(list, zip(*chunk.last_reads, strict=True))
-            self.output.write(LastReadsRecord(chunk.device, self.window, *columns))
+        self._write_last_reads(chunk.device, chunk.last_reads)
+
+    def _write_last_reads(self, device: str, reads: Sequence[LastRead]) -> None:
+        if reads:
+            columns = map(list, zip(*reads, strict=True))
+            self.output.write(LastReadsRecord(device, self.window, *columns))
 
     def _write_states(self, at: str, states: Mapping[str, State]) -> None:
         self.write_tables()

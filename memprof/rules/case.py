@@ -232,7 +232,7 @@ class Case:
         """Calls of those names in the program, nearest first, with their statements."""
         for program in self.programs:
             for call in calls_in(program.tree, *names):
-                place = program.at(call.lineno)
+                place = program.place(call)
                 if place is not None:
                     yield call, place
 

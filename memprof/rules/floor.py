@@ -95,8 +95,7 @@ _UNSURE = 0.5
 _SURE = 0.9
 """Confidence of growth, from which it is growth whatever the program takes out meanwhile."""
 _MODELS, _CACHE = "collected-models", "generation-cache"
-_OF_A_LIST = frozenset((LinkKind.LOCAL, LinkKind.ITEM))
-_OF_AN_OBJECT = _OF_A_LIST | {LinkKind.ATTRIBUTE, LinkKind.GLOBAL}
+_OF_AN_OBJECT = (LinkKind.ATTRIBUTE, LinkKind.GLOBAL, LinkKind.ITEM, LinkKind.LOCAL)
 
 
 def is_minor(finding: RuleFinding, examination: Examination) -> bool:
@@ -235,7 +234,8 @@ def _is_result_of_loop(finding: RuleFinding, examination: Examination) -> bool:
     number = finding.evidence.window
     window = device.windows[number] if device is not None and number >= 0 else None
     learns = not none_meanwhile(window, finding.evidence.allocs)
-    if any(link.kind not in _OF_A_LIST for link in links):
+    own = LinkKind.LOCAL if place.function is not None else LinkKind.GLOBAL
+    if any(link.kind not in (own, LinkKind.ITEM) for link in links):
         if learns or window is None:
             return False
         frames, programs = window.user_frames(finding.stack), with_imported(window.programs)

@@ -104,7 +104,7 @@ def _arguments(
         (call, where)
         for program in search.programs
         for call in calls_in(program.tree, name_called)
-        if (where := program.at(call.lineno)) is not None and where.scope is not place.scope
+        if (where := program.place(call)) is not None and where.scope is not place.scope
     ]
     if name_called in _OF_CONTAINERS:
         calls = [(call, where) for call, where in calls if _is_of(search, place, call, where)]

@@ -73,7 +73,7 @@ def reads_of_container(
     for program in files.values():
         for node in program.nodes:
             if isinstance(node, ast.Attribute) and node.attr == last:
-                where = program.at(node.lineno)
+                where = program.place(node)
                 is_read = isinstance(node.ctx, ast.Load)
                 if where is not None and is_read:
                     yield node, nodes_around(where.statement, node), program
@@ -85,7 +85,7 @@ def _reads_outside(place: Place, name: str) -> Iterator[tuple[ast.expr, list[ast
     for node in place.program.nodes:
         if not (isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)):
             continue
-        where = place.program.at(node.lineno)
+        where = place.program.place(node)
         function = where.function if where is not None else None
         is_others = function is not None and function not in around and _has_own(function, name)
         if where is not None and not is_others:
@@ -270,7 +270,7 @@ def _at_place(index: ast.expr, program: Program) -> Which | None:
         return None
     computed: list[ast.expr | None] = [index]
     if isinstance(index, ast.Name):
-        where = program.at(index.lineno)
+        where = program.place(index)
         if where is None:
             return None
         computed = _gone_through(where, index.id) or list(values_of(where, index.id))

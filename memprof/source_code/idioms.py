@@ -140,7 +140,7 @@ def optimizers_made(
     """
     for program in programs:
         for call in calls_in(program.tree):
-            place = program.at(call.lineno)
+            place = program.place(call)
             name = qualified_name(place, call.func) if place is not None else ""
             if place is not None and _is_optimizer(name, kinds or _OPTIMIZERS):
                 yield call, place

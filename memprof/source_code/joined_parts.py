@@ -14,11 +14,14 @@ from memprof.source_code.program import (
     Place,
     Program,
     bound_names,
+    called_name,
     calls_in,
     place_of,
 )
 from memprof.source_code.reduced_containers import reads_of_items
 from memprof.source_code.reductions import reduction_of
+from memprof.source_code.scopes import nodes_around
+from memprof.source_code.verbs import SAME_VALUES
 from memprof.trace import Frame
 
 __all__ = [
@@ -38,24 +41,67 @@ _NEVER = 1 << 30
 _DEEPEST = 3
 """Calls that are followed outwards."""
 _TRAINING = ("backward", "grad")
-_JOINS = ("cat", "concat", "concatenate", "hstack", "stack", "vstack")
+_JOINS = (
+    *("array", "asarray", "cat", "column_stack", "concat", "concatenate", "dstack", "hstack"),
+    *("nested_tensor", "pad_sequence", "stack", "vstack"),
+)
+_CONVERTING = SAME_VALUES | {"detach", "numpy"}
 
 
 def is_joined_afterwards(place: Place) -> bool:
     """Whether the list that a statement fills is made and joined around the statement's loops.
 
-    ``parts = []; for …: parts.append(x); return torch.cat(parts)``, in one function. Not where
-    it is joined only if a parameter asks for that, as nobody in the file does.
+    ``parts = []; for …: parts.append(x); return torch.cat(parts)``, in one function, or outside of
+    all. Not where it is joined only if a parameter asks for that, as nobody in the file does.
     """
     collection = _collection(place)
     return collection is not None and any(
         call.lineno > collection.end
         and call.args
-        and isinstance(call.args[0], ast.Name)
-        and call.args[0].id == collection.name
-        and not _is_unasked(call, collection.function, place.program)
+        and _is_whole(call.args[0], collection, place.program)
+        and _is_of_scope(call, collection, place.program)
         for call in calls_in(collection.within, *_JOINS)
     )
+
+
+def _is_whole(value: ast.expr, collection: _Collection, program: Program) -> bool:
+    """Whether an expression has all items of a list: ``parts``, ``[x.cpu() for x in parts]``.
+
+    Of a dict of lists also the variable of a loop over it: ``for rows in parts.values()``.
+    """
+    if isinstance(value, (ast.ListComp, ast.GeneratorExp)):
+        loop, item = value.generators[0], value.elt
+        while isinstance(item, ast.Call) and isinstance(item.func, ast.Attribute):
+            if called_name(item) not in _CONVERTING:
+                return False
+            item = item.func.value
+        is_each = len(value.generators) == 1 and not loop.ifs
+        is_each = is_each and ast.unparse(item) == ast.unparse(loop.target)
+        return is_each and _is_whole(loop.iter, collection, program)
+    text = ast.unparse(value)
+    if not collection.of_dict or not isinstance(value, ast.Name):
+        return text == collection.container
+    place = program.place(value)
+    around = nodes_around(place.statement, value) if place is not None else []
+    loops = [loop for one in around for loop in getattr(one, "generators", ())]
+    loops += [
+        one for one in (place.around if place is not None else ()) if isinstance(one, ast.For)
+    ]
+    return any(
+        isinstance(loop.iter, ast.Call)
+        and ast.unparse(loop.iter.func)
+        in (f"{collection.of_dict}.items", f"{collection.of_dict}.values")
+        and text in _names(loop.target)
+        for loop in loops
+    )
+
+
+def _is_of_scope(join: ast.Call, collection: _Collection, program: Program) -> bool:
+    """Whether a call that joins a list is where that is a variable, and may run."""
+    if collection.function is None:
+        at = program.place(join)
+        return at is not None and at.function is None
+    return not _is_unasked(join, collection.function, program)
 
 
 def is_returned_afterwards(place: Place) -> bool:
@@ -65,7 +111,9 @@ def is_returned_afterwards(place: Place) -> bool:
     one of several, and as long as what a ``for`` goes over. Not where the loop trains.
     """
     collection = _collection(place)
-    if collection is None or collection.within is not collection.function:
+    if collection is None or collection.function is None:
+        return False
+    if collection.within is not collection.function:
         return False
     loops = collection.filled_by
     if any(isinstance(loop, ast.While) for loop in loops) or any(calls_in(loops[0], *_TRAINING)):
@@ -74,7 +122,7 @@ def is_returned_afterwards(place: Place) -> bool:
         isinstance(node, ast.Return)
         and node.lineno > collection.end
         and any(
-            isinstance(one, ast.Name) and one.id == collection.name
+            isinstance(one, ast.Name) and one.id == collection.container
             for one in (node.value, *getattr(node.value, "elts", ()))
         )
         for node in ast.walk(collection.function)
@@ -106,7 +154,7 @@ def is_read_afterwards(place: Place, frames: Sequence[Frame], programs: Sequence
         ends[key] = end or frame.line if at >= looping[-1] else _NEVER
     reads = list(reads_of_items(place, filling.container, programs))
     return bool(reads) and all(
-        _comes_after(program.at(read.lineno), ends, programs, _DEEPEST) for read, program in reads
+        _comes_after(program.place(read), ends, programs, _DEEPEST) for read, program in reads
     )
 
 
@@ -144,14 +192,23 @@ def outermost_loop(frame: Frame) -> ast.stmt | None:
 
 @dataclass(frozen=True, slots=True)
 class _Collection:
-    """A variable with a list that loops of its own function fill."""
+    """A list that loops fill, of a variable that is made beside them."""
 
     name: str
-    function: Function
+    """The variable's."""
+    container: str
+    """The list as it is filled: the variable, or ``parts["logits"]`` of one with a dict."""
+    function: Function | None
+    """None for one of the file itself, outside of all functions."""
     filled_by: tuple[ast.stmt, ...]
     """The loops, outermost first; it is made anew around them."""
-    within: ast.stmt
-    """The loop around those in which it is made anew, or the function."""
+    within: ast.AST
+    """The loop around those in which it is made anew, or the function, or the file."""
+
+    @property
+    def of_dict(self) -> str:
+        """The variable of the dict that has the list; empty where it has the list itself."""
+        return self.name if self.container != self.name else ""
 
     @property
     def end(self) -> int:
@@ -160,24 +217,35 @@ class _Collection:
 
 
 def _collection(place: Place) -> _Collection | None:
-    """The list that a statement fills; None where it is no variable that its function makes."""
-    filling, function = growing(place), place.function
-    if filling is None or function is None or not filling.container.isidentifier():
+    """The list that a statement fills; None where it is no variable made beside its loops."""
+    filling, scope = growing(place), place.scope
+    if filling is None:
         return None
-    name = filling.container
+    name = filling.container.split("[", 1)[0]  # of a dict of lists
+    if not name.isidentifier() or (filling.keyed and name == filling.container):
+        return None
+    statements = ast.walk(scope) if place.function is not None else _outside_functions(scope)
     creations = [
         statement
-        for statement in ast.walk(function)
+        for statement in statements
         if isinstance(statement, (ast.Assign, ast.AnnAssign))
         and any(name == one for target in bound_names(statement) for one in _names(target))
     ]
-    inside = place.around[place.around.index(function) + 1 :]
+    inside = place.around[place.around.index(scope) + 1 :] if place.function else place.around
     loops = [node for node in inside if isinstance(node, LOOPS)]
     filled_by = [loop for loop in loops if not any(one in ast.walk(loop) for one in creations)]
     if not creations or not filled_by:
         return None
-    within = next((loop for loop in reversed(loops) if loop not in filled_by), function)
-    return _Collection(name, function, tuple(filled_by), within)
+    within = next((loop for loop in reversed(loops) if loop not in filled_by), scope)
+    return _Collection(name, filling.container, place.function, tuple(filled_by), within)
+
+
+def _outside_functions(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a file that are in no function or class."""
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            yield node
+            yield from _outside_functions(node)
 
 
 def are_results_joined(program: Program, method: str) -> bool:

@@ -333,7 +333,7 @@ def _uses_of(
             if (isinstance(node, ast.Name) and node.id == name) or (
                 isinstance(node, ast.Attribute) and node.attr == name
             ):
-                where = program.at(node.lineno)
+                where = program.place(node)
                 around = nodes_around(where.statement, node) if where is not None else []
                 yield where, node, around
 

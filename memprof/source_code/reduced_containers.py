@@ -223,7 +223,7 @@ def _entry(read: ast.expr, around: list[ast.AST]) -> ast.Subscript | None:
 
 def _joined_under(name: str, place: Place, read: ast.expr) -> ast.stmt | None:
     """The statement of a read, where that binds what it joins to the name itself, in no loop."""
-    where = place.program.at(read.lineno)
+    where = place.program.place(read)
     if where is None or where.loop is not None or not own_calls(where.statement, *JOINING):
         return None
     names = {one.id for one in bound_names(where.statement) if isinstance(one, ast.Name)}
@@ -251,7 +251,7 @@ def _reduction(read: ast.expr, around: list[ast.AST], program: Program) -> Reduc
     joined = parent
     if not isinstance(joined, ast.Call) or called_name(joined) not in JOINING:
         return None
-    where = program.at(joined.lineno)
+    where = program.place(joined)
     joins = own_calls(where.statement, *JOINING) if where is not None else []
     joins.sort(key=lambda call: (call.lineno, call.col_offset))
     if where is None or joined not in joins:
@@ -285,7 +285,7 @@ def _of_each(scope: ast.AST, target: ast.expr, program: Program) -> Reduction | 
 
     With nothing but the item: ``[rows[1:-1].mean(0) for rows in self.rows]``.
     """
-    where = program.at(target.lineno)
+    where = program.place(target)
     if not isinstance(target, ast.Name) or where is None:
         return None
     calls = []

@@ -101,7 +101,7 @@ def field_given_at(
     And the line on which it is.
     """
     calls = [
-        (call, program.at(call.lineno))
+        (call, program.place(call))
         for program in programs
         for call in calls_in(program.tree, class_name)
     ]

@@ -98,6 +98,8 @@ class EventSource(Protocol):
     costs the job, its attribute ``is_timed`` is true. One that keeps events in memory until it is
     drained has an attribute ``on_full``, which it calls in the job's thread when many wait. Where
     events are written by code that may run no Python, it has an ``alarm`` instead, which they ring.
+    One that knows when what lives was read last has ``living_reads()``, asked between a window's
+    last `drain` and its `end_window`.
     """
 
     name: str

@@ -237,7 +237,10 @@ class Window:
 
     @cached_property
     def unread_from(self) -> Ints:
-        """The event from which on no operator is given it; its end where that is not known."""
+        """The event from which on no operator is given it; its end where that is not known.
+
+        Nor is it of what outlives the window, unless the program ends with that.
+        """
         rows, reads = self._rows_read, self.trace.last_reads
         unread: Ints = self.lives.free.copy()
         unread[rows[rows >= 0]] = reads.read[rows >= 0]
@@ -263,6 +266,8 @@ class Window:
         rows = np.full(self.events, -1, dtype=np.int64)
         rows[self.lives.alloc[made]] = np.flatnonzero(made)
         own: Ints = rows[self.trace.last_reads.made]
+        if not self.reaches_end:
+            own[self.lives.free[own] >= self.events] = -1
         return own
 
     @cached_property

@@ -14,7 +14,7 @@ from torch import nn
 from memprof.loading import load
 from memprof.records import DeviceInfo, Finding, Holder, Site
 from memprof.reference_chain import Link, LinkKind, Unowned
-from memprof.rules.finding import Kind, Remedy, RuleFinding
+from memprof.rules.finding import Growth, Kind, Remedy, RuleFinding
 from memprof.rules.floor import is_minor, is_needed
 from memprof.rules.frameworks import typed
 from memprof.rules.ranked_findings import findings
@@ -610,4 +610,32 @@ def test_what_is_joined_after_the_loop_is_a_result_whoever_holds_it(last, is_min
     code = SHEETS.format(last=last)
     stack = [("main", 6)]
     found = growth_in(tmp_path / "a.py", code, stack, "kept-attribute", line=6)
+    assert is_minor(found, a_job(tmp_path)) is is_minor_there
+
+
+FLAT = """\
+parts = []
+for x in data:
+    parts.append(model(x))
+print({last})
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "kind", "is_minor_there"),
+    [
+        ("torch.cat(parts).shape", LinkKind.GLOBAL, True),
+        ("parts[0].shape", LinkKind.GLOBAL, False),
+        ("torch.cat(parts).shape", LinkKind.LOCAL, False),  # of another function's variable
+    ],
+)
+def test_what_a_file_joins_after_its_loop_is_a_result(last, kind, is_minor_there, tmp_path):
+    path = tmp_path / "a.py"
+    links = [Link(kind, "parts", "__main__", str(path), 3), Link(LinkKind.ITEM, "3", "list")]
+    holders = (Holder(LinkKind.ITEM, str(path), 3, "parts.append(model(x))", links),)
+    found = growth_in(
+        *(path, FLAT.format(last=last), [("<module>", 3)], "growing-container", 3),
+        holders=holders,
+        growth=Growth(kept_itself=1.0),
+    )
     assert is_minor(found, a_job(tmp_path)) is is_minor_there

@@ -79,6 +79,14 @@ def made_anew():
     return nothing
 
 
+def copied():
+    """What was copied is not used itself."""
+    base = model()
+    net = copy.deepcopy(base)
+    train(net, Average(net.parameters()))
+    return nothing
+
+
 def read_later():
     """It has the average in the end."""
     net = model()
@@ -128,6 +136,15 @@ def test_a_model_that_was_made_for_it_is_to_go_after_its_last_line(tmp_path):
     (found,) = idle(made_anew, tmp_path / "run.json")
     assert found.remedies[0].code == "average = Average(averaged.parameters())"
     assert "make no copy" not in found.remedies[0].why
+
+
+def test_what_a_model_is_copied_of_is_to_go_or_is_that_model(tmp_path):
+    (found,) = idle(copied, tmp_path / "run.json")
+    assert (found.bytes, found.minor) == (MODEL, False)
+    assert found.remedies[0].code == "net = copy.deepcopy(base)"
+    assert found.remedies[0].why.endswith(
+        ": `del base` there, or make no copy, where `net` may be that model itself."
+    )
 
 
 @pytest.mark.parametrize("program", [looks_alike, read_later, handed_on, listed])

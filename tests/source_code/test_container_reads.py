@@ -169,3 +169,18 @@ def test_lists_that_a_dict_has_are_gone_through(fill, read, newest, tmp_path):
 def test_a_list_of_the_file_may_be_read_anywhere_in_it(later, is_newest, tmp_path):
     items = read_of(tmp_path, OF_FILE.format(later=later), 4, "maps")
     assert items == ((Which.NEWEST, "maps[-1]") if is_newest else None)
+
+
+ON_ONE_LINE = """\
+class Store:
+    def add(self, one):
+        self.maps.append(one)
+
+    def read(self):
+        if not self.maps: return None
+        first = 1; last = self.maps[-1]; return last
+"""
+
+
+def test_statements_that_share_a_line_are_told_apart(tmp_path):
+    assert read_of(tmp_path, ON_ONE_LINE, 3) == (Which.NEWEST, "self.maps[-1]")

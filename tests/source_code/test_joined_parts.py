@@ -47,6 +47,38 @@ def is_joined(tmp_path, text):
                         parts.append(model(x))
                 score(torch.stack(parts))
         """,
+        # outside of all functions
+        """
+        def train(parts):
+            torch.cat(parts)
+        parts = []
+        for x in data:
+            parts.append(model(x))
+        table = torch.nn.utils.rnn.pad_sequence(parts)
+        """,
+        """
+        def collect(model, data):
+            parts = []
+            for x in data:
+                parts.append(model(x))
+            return np.concatenate([one.cpu().numpy() for one in parts])
+        """,
+        # lists of a dict
+        """
+        def collect(model, data):
+            parts = {"x": [], "y": []}
+            for x in data:
+                parts["x"].append(model(x))
+            return torch.cat(parts["x"])
+        """,
+        """
+        def collect(model, data):
+            parts = defaultdict(list)
+            for x in data:
+                for name, out in model(x):
+                    parts[name].append(out)
+            return {name: torch.cat(rows) for name, rows in parts.items()}
+        """,
     ],
 )
 def test_parts_are_joined_after_the_loop_that_collects_them(tmp_path, text):
@@ -86,6 +118,36 @@ def test_parts_are_joined_after_the_loop_that_collects_them(tmp_path, text):
             for x in data:
                 parts.append(model(x))
             return parts
+        """,
+        # some of it alone
+        """
+        def collect(model, data):
+            parts = []
+            for x in data:
+                parts.append(model(x))
+            return torch.cat([one.mean(1) for one in parts])
+        """,
+        """
+        def collect(model, data):
+            parts = {"x": [], "y": []}
+            for x in data:
+                parts["x"].append(model(x))
+            return torch.cat(parts["y"])
+        """,
+        # a function's own
+        """
+        parts = []
+        for x in data:
+            parts.append(model(x))
+        def joined(parts):
+            return torch.cat(parts)
+        """,
+        """
+        class Bank:
+            parts = []
+        for x in data:
+            parts.append(model(x))
+        torch.cat(parts)
         """,
     ],
 )

@@ -207,7 +207,7 @@ def _kept_by_reset(cause: Collector, case: Case) -> tuple[str, Place] | None:
     for program in case.programs:
         for call in calls_in(program.tree) if cause.container else ():
             argument = next((one for one in call.keywords if one.arg == name), None)
-            place = program.at(call.lineno)
+            place = program.place(call)
             if argument is None or place is None or not isinstance(argument.value, ast.Constant):
                 continue
             if argument.value.value is False:
@@ -255,7 +255,7 @@ def curve_of(cause: Collector, case: Case) -> tuple[ast.Call, Place] | None:
         (call, place)
         for program in case.programs
         for call in calls_in(program.tree)
-        if (place := program.at(call.lineno)) is not None and _makes_lists(call, place)
+        if (place := program.place(call)) is not None and _makes_lists(call, place)
     ]
     class_name = _class_having(cause, case)
     if class_name:
@@ -447,7 +447,7 @@ def _by_name(case: Case) -> Collector | None:
             (call, place, key)
             for program in case.programs
             for call in calls_in(program.tree)
-            if (key := _key_given(call)) in keys and (place := program.at(call.lineno)) is not None
+            if (key := _key_given(call)) in keys and (place := program.place(call)) is not None
         ]
         if len({place.line for _, place, _ in lookups}) == 1:
             call, place, key = lookups[0]

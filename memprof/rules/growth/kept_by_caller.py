@@ -190,7 +190,7 @@ def _filling(callers: Sequence[Frame], holder: Holder) -> Place | None:
         if program is None or name not in program.text:
             continue  # to look at each call of a large file takes a third of a second
         for call in calls_in(program.tree, *FILLING):
-            place = program.at(call.lineno)
+            place = program.place(call)
             filling = growing(place)
             function = place.function.name if place is not None and place.function else ""
             if filling is None or function != frame.name.rpartition(".")[2]:

@@ -76,7 +76,7 @@ def _changed_at(case: Case) -> tuple[Place | None, str]:
         for program in case.programs
         for node in program.nodes
         if (changed := _changed_name(node, attribute)) is not None
-        and (place := program.at(node.lineno)) is not None  # type: ignore[attr-defined]
+        and (place := program.place(node)) is not None
     ]
     candidates += _changed_through_names(case)
     return min(candidates, key=lambda one: not _has_run(case, one[0]), default=(None, ""))

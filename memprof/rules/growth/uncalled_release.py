@@ -241,7 +241,7 @@ def _calls_on(case: Case, name: str) -> Iterator[tuple[Place, ast.Call]]:
         yield from ((place, call) for call in calls if _is_on(call, name, place))
     for program in case.programs:
         for call in calls_in(program.tree) if _is_own(case, program.filename) else ():
-            where = program.at(call.lineno)
+            where = program.place(call)
             if where is not None and _is_on(call, name, where):
                 yield where, call
 

@@ -35,6 +35,7 @@ class CopyOfModel(WasteRule[Match]):
     name = "copy-of-model"
     summary = "a copy of the model's parameters rests on the device"
     fixes = ("cpu_offload", "del_ref", "clear_traceback")
+    yields_to = ("idle-copy",)
     names_holders = True
 
     def matches(self, window: Window) -> Iterator[Match]:

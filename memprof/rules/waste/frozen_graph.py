@@ -246,7 +246,7 @@ def _asked_for_checkpointing(programs: Sequence[Program]) -> Iterator[tuple[Plac
     """
     for program in programs:
         for call in calls_in(program.tree, _INPUTS_ASK):
-            asking = program.at(call.lineno)
+            asking = program.place(call)
             if asking is not None:
                 yield asking, f"`{_INPUTS_ASK}()`"
         for call in calls_in(program.tree, _HOOKED):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +11,11 @@ import numpy as np
 from memprof.rules.case import Case
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.rules.running_variables import still_running, variable_of
+from memprof.source_code.frame_kind import FrameKind, frame_kind
 from memprof.source_code.last_reads import last_read_before, reads_again
 from memprof.source_code.program import Place, called_name, calls_in, place_of
 from memprof.source_code.scopes import reads_of
+from memprof.trace import Frame
 from memprof.units import format_bytes
 from memprof.views.window import Ints, Window
 
@@ -33,7 +35,7 @@ _HANDED = frozenset(("dict", "list", "tuple"))
 """… and functions that keep them as they are."""
 _PUT = frozenset(("eval", "load_state_dict", "requires_grad_", "train"))
 """Methods that make it what it is to be."""
-_COPYING = "deepcopy"
+_COPYING, _MAKING = "deepcopy", "__init__"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,6 +49,8 @@ class IdleCopies(Match):
     """On which it is read last."""
     copied: str = ""
     """What it is a copy of, as written: ``unet``; empty where it is made otherwise."""
+    copied_to: str = ""
+    """The only variable that a copy of it is bound to; empty for none."""
 
 
 class IdleCopy(WasteRule[IdleCopies]):
@@ -55,7 +59,7 @@ class IdleCopy(WasteRule[IdleCopies]):
     name = "idle-copy"
     summary = "a model that was only asked for its parameters stays, though nothing reads it"
     fixes = ("del_ref",)
-    yields_to = ("frozen-twin", "copy-of-model")
+    yields_to = ("frozen-twin",)
 
     def matches(self, window: Window) -> Iterator[IdleCopies]:
         """Models in variables of running functions, which no operator reads while others train."""
@@ -91,6 +95,8 @@ class IdleCopy(WasteRule[IdleCopies]):
                 f", or make no copy: hand on `{match.copied}` itself, if what is given its "
                 "parameters makes copies of them"
             )
+        elif match.copied_to:
+            why += f", or make no copy, where `{match.copied_to}` may be that model itself"
         assert match.place is not None
         place = match.place.program.at(match.last_line)
         yield Advice("del_ref", f"{why}.", match.place if match.copied else place or case.site)
@@ -104,7 +110,8 @@ def _variable(window: Window, stack: int) -> tuple[Place, str] | None:
     if back is None or place is None or not isinstance(place.statement, ast.Assign):
         return None
     line_now = now[-back].line
-    name = variable_of(place, made_by[:-back])
+    inner = made_by[:-back]
+    name = variable_of(place, inner, *_classes(inner))
     if not name or line_now <= (place.statement.end_lineno or place.line):
         return None
     if reads_again(place, name, line_now) or not _is_only_asked(place, name):
@@ -112,11 +119,22 @@ def _variable(window: Window, stack: int) -> tuple[Place, str] | None:
     return place, name
 
 
+def _classes(inner: Sequence[Frame]) -> list[str]:
+    """The classes of the program whose objects frames make: ``Net`` of ``Net.__init__``."""
+    names = [one.name for one in inner if frame_kind(one.filename) is FrameKind.USER]
+    return [name.split(".")[-2] for name in names if name.endswith(f".{_MAKING}")]
+
+
 def _is_only_asked(place: Place, name: str) -> bool:
-    """Whether a function asks a variable for its parameters, and for nothing that would last."""
+    """Whether a function asks a variable for its parameters, or a copy, and for nothing else."""
     is_asked = False
-    for _, around in reads_of(place.scope, name):
+    for read, around in reads_of(place.scope, name):
         attribute = around[-1]
+        if isinstance(attribute, ast.Call) and called_name(attribute) == _COPYING:
+            is_asked = attribute.args == [read]
+            if not is_asked:
+                return False
+            continue
         if not isinstance(attribute, ast.Attribute):
             return False
         call = around[-2] if len(around) > 1 else None
@@ -158,7 +176,22 @@ def _match(window: Window, rows: Ints, name: str, place: Place) -> IdleCopies | 
         place=place,
         last_line=last_read_before(place, name, _line_at_peak(window, place)),
         copied=ast.unparse(copies[0].args[0]) if copies and copies[0].args else "",
+        copied_to=_copied_to(place, name),
     )
+
+
+def _copied_to(place: Place, name: str) -> str:
+    """The variable that the only copy of a model is bound to; empty for none, or several."""
+    copies = [
+        around[-1]
+        for _, around in reads_of(place.scope, name)
+        if isinstance(around[-1], ast.Call) and called_name(around[-1]) == _COPYING
+    ]
+    at = place.program.place(copies[0]) if len(copies) == 1 else None
+    statement = at.statement if at is not None else None
+    if not isinstance(statement, ast.Assign) or statement.value is not copies[0]:
+        return ""
+    return ast.unparse(statement.targets[0])
 
 
 def _line_at_peak(window: Window, place: Place) -> int:

@@ -311,7 +311,7 @@ def weighing_statements(place: Place) -> tuple[ast.stmt, ...]:
         if not (call.args and _is_linear(place, call)):
             continue
         nodes = [call, *_table_nodes(place, call.args[0])]
-        found = [place.program.at(node.lineno) for node in nodes]
+        found = [place.program.place(node) for node in nodes]
         statements = tuple({id(one.statement): one.statement for one in found if one}.values())
         if len(nodes) > 1 and place.statement in statements:
             return statements
@@ -395,7 +395,7 @@ def picking_statement(place: Place, tables: Sequence[Encoding] | None = None) ->
         is_made_there = all(id(node) in inside for node in makers)
         is_read_there = bool(picking) and all(id(node) in inside for node in picking)
         if is_made_there or is_read_there:
-            at = place.program.at(product.lineno)
+            at = place.program.place(product)
             return at.statement if at is not None else None
     return None
 

@@ -111,7 +111,7 @@ def _profilers(programs: Sequence[Program]) -> Iterator[Place]:
         for node in program.nodes:
             is_made = isinstance(node, ast.Call) and called_name(node) == "profile"
             if is_made and isinstance(node, ast.Call) and keyword(node, "schedule") is None:
-                place = program.at(node.lineno)
+                place = program.place(node)
                 if place is not None:
                     yield place
 

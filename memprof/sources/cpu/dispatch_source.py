@@ -65,7 +65,7 @@ from memprof.sources.owners.tensor_owners import (
     owners,
     tensors_in,
 )
-from memprof.sources.protocol import Chunk, Counters, Interner
+from memprof.sources.protocol import Chunk, Counters, Interner, LastRead
 from memprof.sources.stacks import StackCapture
 from memprof.trace import EMPTY, NOT_RECORDED, Category, Phase, State
 
@@ -277,6 +277,12 @@ class CpuSource(Listener):
             chunk = msgspec.structs.replace(chunk, last_reads=last_reads)
         self._events += len(chunk.events)
         return [chunk]
+
+    def living_reads(self) -> Mapping[str, Sequence[LastRead]]:
+        """When what lives at a window's end was read last; asked after the last `drain`."""
+        if self._watch is None or self._aside or is_used():
+            return {}
+        return {_DEVICE: self._last_reads.living(self._events)}
 
     def take_spent_us(self) -> float:
         """What watching took since the last call: operators by samples, and counting."""

@@ -1,4 +1,4 @@
-"""When operators read large tensors last, of those that die in a window."""
+"""When operators read large tensors last in a window."""
 
 from __future__ import annotations
 
@@ -147,6 +147,21 @@ class LastReadsWatch:
             LastRead(made_at, read_at, min(1.0, round(one.part, 4)))
             for made_at, read_at, is_rest, one in zip(*columns, strict=True)
             if made_at != NOT_RECORDED and (is_rest or one.part < _MOSTLY)
+        ]
+
+    def living(self, events: int) -> list[LastRead]:
+        """The same of those that live, after a window's last batch; it has so many ``events``.
+
+        Left out are those that were read when the last one was made, and later.
+        """
+        references = self._live.references
+        alive = [one for one in self.followed if references.get(one.key) is one]
+        made = self._events_of([one.serial for one in alive])
+        read = self._events_of([one.read for one in alive]) + 1
+        return [
+            LastRead(made_at, read_at, min(1.0, round(one.part, 4)))
+            for made_at, read_at, one in zip(made.tolist(), read.tolist(), alive, strict=True)
+            if NOT_RECORDED < made_at < read_at < events
         ]
 
     def _events_of(self, serials: list[int]) -> Ints:

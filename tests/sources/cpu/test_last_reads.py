@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -308,3 +309,26 @@ def test_a_forked_child_goes_on_where_blocks_are_followed(tmp_path, recorder):
             is_right = float(made()[0].sum() + x[0].sum()) == 2 * COLUMNS  # by one thread
             os._exit(0 if is_right else 1)
         assert os.waitpid(child, 0)[1] == 0
+
+
+def test_what_outlives_the_window_is_known_to_be_unread_where_the_program_ends_with_it(
+    recorder, tmp_path
+):
+    if recorder != "operators":
+        pytest.skip("the native part tells of what has gone")
+    with memprof.track(tmp_path / "run.json", sources=("cpu",)):
+        kept = made()
+        first = allocate(1)
+        total = kept.sum()
+        second = allocate(2)
+    (device,) = examine(load(tmp_path / "run.json")).devices
+    window = device.windows[0]
+    (row,) = rows_of(window, "made")
+    assert window.unread_from[row] == window.lives.free[row] == window.events
+    assert window.part_read[row] == 1
+
+    last = replace(window, reaches_end=True)
+    marks = window.lives.alloc[rows_of(window, "allocate")]
+    assert marks[0] < last.unread_from[row] <= marks[1]
+    assert last.part_read[row] == 1
+    del kept, first, total, second
