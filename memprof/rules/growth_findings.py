@@ -334,9 +334,11 @@ class _Leak:
     def _models_by_count(self, rows: Ints) -> float:
         """How many there are by now, if counted bytes have risen since as they did with those.
 
-        With the recorded ones came what else a round leaves, as gradients and their states.
+        With the recorded ones came what else a round leaves, as gradients and their states: those
+        are made in other steps of a round, so that only the places of what is largest count rounds.
         """
-        births = np.unique(np.concatenate([group.places for group in self.cluster.groups]))
+        size = self.survival.lives.size
+        births = max(self.cluster.groups, key=lambda one: int(size[one.rows].sum())).places
         steps = self.device.steps
         with_figures = steps.allocated != NOT_RECORDED
         counted, numbers = steps.allocated[with_figures], steps.last[with_figures]

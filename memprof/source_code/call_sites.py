@@ -6,9 +6,11 @@ import ast
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from memprof.source_code.idioms import last_name, module_itself
 from memprof.source_code.program import (
     Place,
     Program,
+    assigned,
     bound_names,
     called_name,
     calls_in,
@@ -22,6 +24,9 @@ __all__ = ["Handed", "calls_of", "handed_over", "handed_to", "hands_numbers"]
 
 _DEEPEST = 3
 """Functions that hand their own parameter on, from the user's call down to what keeps it."""
+
+_BY_OBJECT = ("__call__", "forward")
+"""Methods that run where an object is called."""
 
 _OF_CONTAINERS = FILLING | {"get", "set"}
 """Names of containers' own methods: calls elsewhere may be of anything."""
@@ -100,10 +105,13 @@ def _arguments(
     search: _Search, place: Place, name_called: str, position: int, name: str
 ) -> Iterator[Handed]:
     """Calls of ``name_called`` with arguments, those in the functions that come first in front."""
+    names = {name_called}
+    if name_called in _BY_OBJECT and place.class_ is not None:
+        names |= _bound_to(place.class_.name, search.programs)
     calls = [
         (call, where)
         for program in search.programs
-        for call in calls_in(program.tree, name_called)
+        for call in calls_in(program.tree, *names)
         if (where := program.place(call)) is not None and where.scope is not place.scope
     ]
     if name_called in _OF_CONTAINERS:
@@ -118,6 +126,24 @@ def _arguments(
             handed.append((where, values[0]))
     handed.sort(key=lambda one: is_python_number(one[1], search.programs))  # what keeps no memory
     yield from sorted(handed, key=lambda one: not _may_be_method(one[0], one[1], search.method))
+
+
+def _bound_to(class_name: str, programs: Sequence[Program]) -> set[str]:
+    """The last names of variables and attributes that are bound to new objects of a class.
+
+    ``self.sim = Similarity(0.05)``: a module is called by that name, ``self.sim(x, y)``.
+    """
+    return {
+        last_name(ast.unparse(target))
+        for program in programs
+        if class_name in program.text
+        for node in program.nodes
+        if isinstance(node, (ast.Assign, ast.AnnAssign))
+        for target, value in assigned(node)
+        if value is not None
+        and isinstance(target, (ast.Attribute, ast.Name))
+        and called_name(module_itself(value)) == class_name
+    }
 
 
 def _may_be_method(where: Place, value: ast.expr, method: str) -> bool:

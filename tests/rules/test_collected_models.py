@@ -151,6 +151,29 @@ def test_a_librarys_list_of_what_it_prepared_is_no_ensemble(tmp_path, filename, 
     assert any(one.bytes_per_step for one in findings(run)) is is_told
 
 
+def folds():
+    """Five models, each trained for ten steps; their last gradients stay with them."""
+    models, current = [], []
+
+    def step(number):
+        if number % 10 == 0:
+            model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+            current[:] = [model, torch.optim.Adam(model.parameters())]
+        model, optimizer = current
+        loss = model(torch.randn(8, WIDTH)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if number % 10 == 9:
+            models.append(model.requires_grad_(False))
+
+    return step
+
+
+def test_gradients_that_stay_with_five_models_do_not_make_them_more(tmp_path):
+    assert not [one for one in findings_of(folds, tmp_path / "run.json", 50) if one.bytes_per_step]
+
+
 def trained():
     models = []
 

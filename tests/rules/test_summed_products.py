@@ -118,6 +118,35 @@ def cosines_of_a_module_without_gradients():
     return step
 
 
+class Scaled(torch.nn.Module):
+    """What compares is a part of a part of the model, which is handed the operands."""
+
+    def __init__(self):
+        super().__init__()
+        self.cos = torch.nn.CosineSimilarity(dim=-1)
+
+    def forward(self, x, y):
+        return self.cos(x, y) / 0.05
+
+
+class Loss(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.sim = Scaled()
+
+    def forward(self, x):
+        return self.sim(x.unsqueeze(1), x.unsqueeze(0)).exp().sum()
+
+
+def cosines_of_what_is_handed_over():
+    loss = Loss()
+
+    def step(number):
+        loss(torch.rand(WIDTH, ROWS, requires_grad=True)).backward()
+
+    return step
+
+
 def cosines():
     def step(number):
         x = torch.rand(WIDTH, ROWS)
@@ -127,7 +156,14 @@ def cosines():
     return step
 
 
-@pytest.mark.parametrize("program", [cosines_by_a_module, cosines_of_a_module_without_gradients])
+@pytest.mark.parametrize(
+    "program",
+    [
+        cosines_by_a_module,
+        cosines_of_a_module_without_gradients,
+        cosines_of_what_is_handed_over,
+    ],
+)
 def test_the_module_that_compares_makes_the_same_products(program, tmp_path):
     found = findings_of(program, tmp_path / "run.json")[0]
     assert (found.rule, found.remedies[0].fix) == ("summed-products", "einsum")

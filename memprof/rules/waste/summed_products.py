@@ -6,9 +6,14 @@ import ast
 from collections.abc import Iterator
 
 from memprof.rules.case import Case
-from memprof.rules.large_tensor import large_tensor, made_by_its_statement, match_of
+from memprof.rules.large_tensor import (
+    large_tensor,
+    made_by_its_statement,
+    match_of,
+    one_of_several,
+)
 from memprof.rules.rule import Advice, Match, WasteRule
-from memprof.source_code.call_sites import calls_of
+from memprof.source_code.call_sites import calls_of, handed_over
 from memprof.source_code.einsums import Einsum, einsum_of
 from memprof.source_code.program import Place, called_name, calls_in
 from memprof.source_code.reductions import reductions_of
@@ -39,13 +44,17 @@ class SummedProducts(WasteRule[Match]):
     fixes = ("einsum", "chunk")
 
     def matches(self, window: Window) -> Iterator[Match]:
-        """The large tensor of the peak, a product of shapes that broadcast, and only summed."""
-        large = large_tensor(window)
+        """The large tensor of the peak, a product of shapes that broadcast, and only summed.
+
+        Of a similarity several are there, of which one alone need not be much.
+        """
+        large = large_tensor(window) or one_of_several(window)
         if large is None or large.place is None:
             return
         files = (one.filename.replace("\\", "/") for one in window.stack(large.row))
         by_similarity = any(one.endswith(_OF_SIMILARITY) for one in files)
-        if not (by_similarity or made_by_its_statement(window, large.row)):
+        is_large = large_tensor(window) is not None and made_by_its_statement(window, large.row)
+        if not (by_similarity or is_large):
             return
         if _is_only_summed(large.place):
             yield match_of(window, large, large.in_every_step)
@@ -217,10 +226,14 @@ def _is_direct(call: ast.Call | None, products: ast.expr) -> bool:
 def _has_new_dimension(value: ast.expr, place: Place) -> bool:
     """Whether an operand is given a dimension of length one: ``x[:, None]``, ``x.unsqueeze(1)``.
 
-    Or a name stands for such an operand alone.
+    Or a name stands for such an operand alone, or for what a call hands over as it.
     """
     if isinstance(value, ast.Name):
         values = list(values_of(place, value.id))
+        is_bound = any(one is not None for one in values)
+        handed = None if is_bound else handed_over(place, value, (place.program,))
+        if handed is not None and not isinstance(handed[1], ast.Name):
+            return _has_new_dimension(handed[1], handed[0])
         if len(values) != 1 or values[0] is None or isinstance(values[0], ast.Name):
             return False
         value = values[0]
