@@ -20,6 +20,7 @@ from memprof.reference_chain import (
     linked_at,
 )
 from memprof.rules.case import Case
+from memprof.source_code.call_sites import parameters_given
 from memprof.source_code.idioms import (
     Filling,
     checks_for_key,
@@ -34,7 +35,6 @@ from memprof.source_code.program import (
     Place,
     bound_names,
     called_name,
-    calls_in,
     nodes_of,
     place_of,
 )
@@ -442,27 +442,9 @@ def _filled_elsewhere(place: Place, holder: Holder, case: Case) -> Place | None:
     for where, container in fillings:
         if any(container.endswith(key) for key in keys):
             return where
-        if container in _parameters_given(place, where, names):
+        if container in parameters_given(place, where, names):
             return where
     return None
-
-
-def _parameters_given(place: Place, where: Place, names: set[str]) -> set[str]:
-    """Parameters of the function around ``where`` that ``place``'s function hands names to."""
-    function = where.function
-    if function is None or function is place.scope or not names:
-        return set()
-    arguments = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
-    if where.class_ is not None and arguments[:1] == ["self"]:
-        arguments = arguments[1:]
-    parameters_with_value = set()
-    for call in calls_in(place.scope, function.name):
-        pairs = [*zip(arguments, call.args, strict=False)]
-        pairs += [(one.arg, one.value) for one in call.keywords if one.arg]
-        parameters_with_value |= {
-            own for own, value in pairs if isinstance(value, ast.Name) and value.id in names
-        }
-    return parameters_with_value
 
 
 def _filled_in_turn(place: Place, name: str) -> Place | None:

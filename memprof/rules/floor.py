@@ -95,6 +95,7 @@ _UNSURE = 0.5
 _SURE = 0.9
 """Confidence of growth, from which it is growth whatever the program takes out meanwhile."""
 _MODELS, _CACHE = "collected-models", "generation-cache"
+_JOINED = "grown-by-concatenation"
 _OF_AN_OBJECT = (LinkKind.ATTRIBUTE, LinkKind.GLOBAL, LinkKind.ITEM, LinkKind.LOCAL)
 
 
@@ -108,6 +109,7 @@ def is_minor(finding: RuleFinding, examination: Examination) -> bool:
         return (
             _comes_to_nothing(finding, examination)
             or _is_result_of_loop(finding, examination)
+            or _is_completed(finding)
             or _is_searched_later(finding, examination)
             or _is_returned_whole(finding)
             or (finding.confidence < _SURE and _is_sorted_out(finding))
@@ -241,6 +243,18 @@ def _is_result_of_loop(finding: RuleFinding, examination: Examination) -> bool:
         frames, programs = window.user_frames(finding.stack), with_imported(window.programs)
         return is_read_afterwards(place, frames, programs)
     return is_joined_afterwards(place) or (is_returned_afterwards(place) and not learns)
+
+
+def _is_completed(finding: RuleFinding) -> bool:
+    """Whether a loop completes a tensor that it joins again and again, and the peak is elsewhere.
+
+    Then it is as large as it is to be, and its copies cost time alone.
+    """
+    first = finding.remedies[0] if finding.remedies else None
+    if first is None or (finding.rule, first.fix) != (_JOINED, "preallocate"):
+        return False
+    is_known = first.peak_before > 0
+    return is_known and not _is_worth_it(first.peak_before - first.peak_after, first.peak_before)
 
 
 def _is_returned_whole(finding: RuleFinding) -> bool:

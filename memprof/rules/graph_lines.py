@@ -14,10 +14,12 @@ from memprof.rules.case import Case
 from memprof.rules.rule import Advice
 from memprof.rules.source_facts import serves_training
 from memprof.rules.unvisited_passes import keeps_graph
+from memprof.source_code.call_sites import parameters_given
 from memprof.source_code.dataflow import flow_from
 from memprof.source_code.idioms import (
     Accumulation,
     accumulation,
+    added_by,
     growing,
     is_cut_off,
     is_moving_average,
@@ -42,6 +44,7 @@ from memprof.views.window import Window
 
 __all__ = [
     "OF_ERRORS",
+    "added_within_calls",
     "behind_calls",
     "calling_place",
     "holding_places",
@@ -87,6 +90,30 @@ def behind_calls(case: Case) -> list[Place]:
         if not _cuts(one)
     ]
     return sorted(behind, key=lambda one: not is_moving_average(one))
+
+
+def added_within_calls(case: Case) -> Iterator[Place]:
+    """Statements that add to an entry of what a holder's line makes and hands to their function.
+
+    ``metrics = {}``, handed to a function with ``metrics[key] = metrics.get(key, 0) + loss``. Those
+    of functions that led to the tensors come first.
+    """
+    ran = {id(place.scope) for _, place in case.frames}
+    adding = [
+        (where, root_name(addition.total))
+        for program in case.programs
+        for node in program.nodes
+        if isinstance(node, (ast.Assign, ast.AugAssign))
+        and (addition := added_by(node)) is not None
+        and isinstance(addition.total, (ast.Attribute, ast.Subscript))
+        and (where := program.place(node)) is not None
+    ]
+    adding.sort(key=lambda one: id(one[0].scope) not in ran)
+    for place in case.places:
+        names = {one.id for one in bound_names(place.statement) if isinstance(one, ast.Name)}
+        for where, name in adding:
+            if name in parameters_given(place, where, names):
+                yield where
 
 
 def _cuts(place: Place) -> bool:

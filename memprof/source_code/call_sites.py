@@ -20,7 +20,7 @@ from memprof.source_code.program import (
 from memprof.source_code.values import is_python_number
 from memprof.source_code.verbs import FILLING
 
-__all__ = ["Handed", "calls_of", "handed_over", "handed_to", "hands_numbers"]
+__all__ = ["Handed", "calls_of", "handed_over", "handed_to", "hands_numbers", "parameters_given"]
 
 _DEEPEST = 3
 """Functions that hand their own parameter on, from the user's call down to what keeps it."""
@@ -228,3 +228,21 @@ def calls_of(place: Place) -> list[tuple[Place, ast.Call]]:
         if (at := place.program.place(call)) is not None
     ]
     return calls if all(at.function is not function for at, _ in calls) else []
+
+
+def parameters_given(place: Place, where: Place, names: set[str]) -> set[str]:
+    """Parameters of the function around ``where`` that ``place``'s function hands names to."""
+    function = where.function
+    if function is None or function is place.scope or not names:
+        return set()
+    arguments = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
+    if where.class_ is not None and arguments[:1] == ["self"]:
+        arguments = arguments[1:]
+    parameters_with_value = set()
+    for call in calls_in(place.scope, function.name):
+        pairs = [*zip(arguments, call.args, strict=False)]
+        pairs += [(one.arg, one.value) for one in call.keywords if one.arg]
+        parameters_with_value |= {
+            own for own, value in pairs if isinstance(value, ast.Name) and value.id in names
+        }
+    return parameters_with_value

@@ -19,6 +19,7 @@ from memprof.source_code.program import (
     bound_names,
     called_name,
     calls_in,
+    loaded_names,
     root_name,
 )
 from memprof.source_code.scopes import (
@@ -259,7 +260,8 @@ class Flow:
             names_in = set(parameters(function))
             for one in carried:
                 if into.get(id(one)) in names_in:
-                    self.keys.add((id(function), into[id(one)]))
+                    if not (self.through and _cuts_first(function, into[id(one)])):
+                        self.keys.add((id(function), into[id(one)]))
                 else:
                     self.is_lost = True
 
@@ -317,6 +319,24 @@ class FlowOf(Flow):
     def carries(self, node: ast.expr | None, scopes: Scopes) -> bool:
         """True if an expression is one of them, or is what `Flow` says."""
         return id(node) in self.origins or super().carries(node, scopes)
+
+
+def _cuts_first(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
+    """Whether a function does nothing with a parameter but to go on with it without its graph.
+
+    ``pos = pos.detach().requires_grad_(True)``, before anything else reads it.
+    """
+    for statement in function.body:
+        if name not in loaded_names(statement):
+            continue
+        value = statement.value if isinstance(statement, ast.Assign) else None
+        targets = [ast.unparse(one) for one in bound_names(statement)]
+        is_cut = False
+        while isinstance(value, (ast.Call, ast.Attribute)):
+            is_cut |= isinstance(value, ast.Call) and called_name(value) in CUTTING
+            value = value.func if isinstance(value, ast.Call) else value.value
+        return is_cut and targets == [name] and isinstance(value, ast.Name) and value.id == name
+    return False
 
 
 def flow_of(programs: Sequence[Program], place: Place, text: str, *, through: bool) -> Flow:

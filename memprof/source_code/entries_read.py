@@ -115,8 +115,10 @@ def is_entry_unread(
     Neither by the key, wherever it stands, nor the dicts as a whole.
     """
     files = sorted({place.program, *programs}, key=lambda program: program.filename)
-    if any(_names_key(node, key) for program in files for node in program.nodes):
-        return False
+    for program in files:
+        written = [node for node in program.nodes if _writes_keywords(program, node)]
+        if any(_names_key(one, key) for one in program.nodes if one not in written):
+            return False
     flow = _HeldByName(syntax_of(tuple(files)), through=False, container=ast.unparse(container))
     flow.give(container, tuple(node for node in place.around if isinstance(node, FUNCTIONS)))
     is_followed = not flow.follow().is_lost and flow.returning <= flow.source.called_names
@@ -133,6 +135,16 @@ def _names_key(node: ast.AST, key: str) -> bool:
     if isinstance(node, ast.Dict):
         return None in node.keys or _is_among(key, node.values)
     return _is_among(key, ast.iter_child_nodes(node))
+
+
+def _writes_keywords(program: Program, node: ast.AST) -> bool:
+    """Whether a node is a dict with what a function takes by name: ``{"step": step, **values}``."""
+    if not isinstance(node, ast.Dict) or None not in node.keys:
+        return False
+    place = program.place(node)
+    taken = place.function.args.kwarg if place is not None and place.function is not None else None
+    given = [value for key, value in zip(node.keys, node.values, strict=True) if key is None]
+    return taken is not None and [ast.unparse(one) for one in given] == [taken.arg]
 
 
 def _is_among(key: str, nodes: Iterable[ast.AST]) -> bool:

@@ -65,6 +65,7 @@ __all__ = [
     "memoizer",
     "merged_entries",
     "module_itself",
+    "moving_average",
     "optimizers_made",
     "read_by_itself",
     "reads_name",
@@ -318,7 +319,8 @@ def accumulation(place: Place | None) -> Accumulation | None:
 
     ``total += loss``, ``total -= loss``, ``total = total + loss`` from either side, with a weight
     too where it is a variable (``mean = 0.9 * mean + 0.1 * loss``; an attribute is a state of its
-    own), ``total.add_(loss)``, ``total = torch.add(total, loss)``; a list that is added to
+    own), ``sums[key] = sums.get(key, 0) + loss``, ``total.add_(loss)``,
+    ``total = torch.add(total, loss)``; a list that is added to
     (``kept += [x]``) is a container, no sum.
     Where the statement begins the sum as well (``total = loss if total is None else total +
     loss``), what it begins with is added, too.
@@ -374,6 +376,15 @@ def _called_addition(call: ast.Call) -> ast.BinOp | None:
     return ast.BinOp(left=operands[0], op=operation(), right=operands[1])
 
 
+def _entry_asked_for(value: ast.expr) -> str:
+    """An expression as written, or ``sums[key]`` of ``sums.get(key, 0)``."""
+    function = value.func if isinstance(value, ast.Call) else None
+    if isinstance(value, ast.Call) and value.args and isinstance(function, ast.Attribute):
+        entry = f"{ast.unparse(function.value)}[{ast.unparse(value.args[0])}]"
+        return entry if function.attr == "get" else ast.unparse(value)
+    return ast.unparse(value)
+
+
 def _added_to_itself(statement: ast.Assign, value: ast.BinOp) -> Accumulation | None:
     if not isinstance(value.op, (ast.Add, ast.Sub)):
         return None
@@ -381,8 +392,9 @@ def _added_to_itself(statement: ast.Assign, value: ast.BinOp) -> Accumulation | 
     for side, other in ((value.left, value.right), (value.right, value.left)):
         weighted = [one for one in _factors(side) if isinstance(one, ast.Name)]
         for own in (side, *weighted):
-            if ast.unparse(own) in targets:
-                return Accumulation(targets[ast.unparse(own)], other)
+            entry = _entry_asked_for(own)
+            if entry in targets:
+                return Accumulation(targets[entry], other)
     if isinstance(value.left, ast.BinOp):  # ``total + a + b``
         inner = _added_to_itself(statement, value.left)
         if inner is not None:
@@ -392,16 +404,25 @@ def _added_to_itself(statement: ast.Assign, value: ast.BinOp) -> Accumulation | 
 
 def is_moving_average(place: Place) -> bool:
     """Whether a statement weighs what a name had before, and adds to it."""
+    return moving_average(place) is not None
+
+
+def moving_average(place: Place) -> Accumulation | None:
+    """The average that a statement moves, and what it adds to it; None for other statements.
+
+    ``mean = 0.9 * mean + 0.1 * x``, also of an attribute or an entry.
+    """
     statement = place.statement
     value = statement.value if isinstance(statement, ast.Assign) else None
-    names = {ast.unparse(target) for target in bound_names(statement)}
-    sides = (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,)
-    return any(
-        ast.unparse(part) in names
-        for one in sides
-        if isinstance(one, ast.BinOp) and isinstance(one.op, (ast.Add, ast.Sub))
-        for part in (*_factors(one.left), *_factors(one.right))
-    )
+    targets = {ast.unparse(target): target for target in bound_names(statement)}
+    for one in (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,):
+        if not isinstance(one, ast.BinOp) or not isinstance(one.op, (ast.Add, ast.Sub)):
+            continue
+        for side, other in ((one.left, one.right), (one.right, one.left)):
+            for part in _factors(side):
+                if ast.unparse(part) in targets:
+                    return Accumulation(targets[ast.unparse(part)], other)
+    return None
 
 
 def _factors(value: ast.expr) -> tuple[ast.expr, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("torch", reason="the programs train")
@@ -638,4 +640,18 @@ def test_what_a_file_joins_after_its_loop_is_a_result(last, kind, is_minor_there
         holders=holders,
         growth=Growth(kept_itself=1.0),
     )
+    assert is_minor(found, a_job(tmp_path)) is is_minor_there
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_minor_there"),
+    [(64 << 20, 63 << 20, True), (64 << 20, 34 << 20, False), (-1, -1, False)],
+    ids=["beside the peak", "at the peak", "not known"],
+)
+def test_what_a_loop_completes_is_a_headline_where_its_copies_make_the_peak(
+    before, after, is_minor_there, tmp_path
+):
+    found = growth_in(tmp_path / "a.py", FLAT, [("<module>", 3)], "grown-by-concatenation", 3)
+    first = replace(found.remedies[0], fix="preallocate", peak_before=before, peak_after=after)
+    found = replace(found, remedies=(first,))
     assert is_minor(found, a_job(tmp_path)) is is_minor_there

@@ -238,7 +238,7 @@ def evaluate_if_any(number_of_batches):
         (evaluate, "reduce_predictions"),
         (evaluate_into_new, "reduce_predictions"),
         (evaluate_if_any, "reduce_predictions"),
-        (collect, "clear_container"),
+        (collect, "preallocate"),
     ],
 )
 def test_what_is_only_handed_on_behind_the_loop_is_reduced_as_it_comes(job, fix, tmp_path):
@@ -250,6 +250,9 @@ def test_what_is_only_handed_on_behind_the_loop_is_reduced_as_it_comes(job, fix,
     assert (found.rule, found.remedies[0].fix) == ("grown-by-concatenation", fix)
     if job is evaluate:
         assert "only handed to `accuracy` when the loop is over" in found.remedies[0].why
+    if job is collect:
+        batch = ROWS * 64 * WIDTH * 4
+        assert found.remedies[0].peak_after == 40 * batch + batch
 
 
 class Attending(torch.nn.Module):

@@ -83,6 +83,27 @@ def fires_on_a_keyword():
     return step
 
 
+class NumberedLog:
+    """What it is given by keywords stands in a dict with more."""
+
+    def __init__(self):
+        self.pages = []
+
+    def put(self, number, **values):
+        self.pages.append({"at": number, **values})
+
+
+def fires_on_a_keyword_beside_others():
+    log = NumberedLog()
+
+    def step(number):
+        out = torch.rand(WIDTH, WIDTH)
+        log.put(number, surest=out.max().item(), each_logit=out)
+        return sum(one["surest"] for one in log.pages[::2])
+
+    return step
+
+
 def hands_on():
     """Each dict is handed on as a whole."""
     rows = []
@@ -123,6 +144,14 @@ def test_an_entry_that_is_given_by_a_keyword_goes_there(tmp_path):
     assert (first.rule, first.fix) == ("unread-field", "del_ref")
     assert "Nothing reads the `every_logit` that each of" in first.why
     assert first.code == "log.add(sureness=out.max().item(), every_logit=out)"
+
+
+def test_an_entry_that_is_given_by_a_keyword_beside_others_goes_there(tmp_path):
+    found, *_ = findings_of(fires_on_a_keyword_beside_others, tmp_path / "run.json", 64)
+    first = found.remedies[0]
+    assert (first.rule, first.fix) == ("unread-field", "del_ref")
+    assert "Nothing reads the `each_logit` that each of" in first.why
+    assert first.code == "log.put(number, surest=out.max().item(), each_logit=out)"
 
 
 def test_what_is_handed_on_may_be_read(tmp_path):

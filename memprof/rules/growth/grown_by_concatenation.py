@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from memprof.rules.carried_caches import carried_by_loop
 from memprof.rules.case import NO_FIGURE, Case
 from memprof.rules.containers import filled_container
@@ -23,6 +25,8 @@ from memprof.source_code.program import (
 )
 from memprof.source_code.scopes import reads_of
 from memprof.source_code.sliding_stacks import sliding_stack
+from memprof.views.peak_without import Saving
+from memprof.views.stacks import made_likewise
 
 __all__ = ["RULE"]
 
@@ -78,7 +82,7 @@ class GrownByConcatenation(GrowthRule[Concatenation]):
                 return Concatenation(place, name, newest)
         return None
 
-    def advice(self, cause: Concatenation, case: Case) -> Iterator[Advice]:  # noqa: ARG002 - the statement says all
+    def advice(self, cause: Concatenation, case: Case) -> Iterator[Advice]:
         """Keep what is read; begin it anew; collect on the host, or fill one of the final size."""
         if cause.newest is not None:
             part = ast.unparse(cause.newest)
@@ -100,6 +104,14 @@ class GrownByConcatenation(GrowthRule[Concatenation]):
                 cause.place,
             )
         why = f"`{cause.name}` is replaced by a larger copy of itself, and both are there meanwhile"
+        if cause.newest is None and call is None and _is_result(cause.place, cause.name):
+            yield Advice(
+                "preallocate",
+                f"`{cause.name}` is complete when the loop is over, and copied whole in each of "
+                "its turns: allocate it once and fill it, or join its parts once behind the loop.",
+                cause.place,
+                saving=_with_the_last_alone(case) or NO_FIGURE,
+            )
         once = f"{why}: allocate the final size once."
         if cause.is_carried:
             filled = f"{once[:-1]}, and fill it."
@@ -113,6 +125,28 @@ class GrownByConcatenation(GrowthRule[Concatenation]):
         )
         yield Advice("cpu_offload", f"{why}: collect the parts in host memory.", cause.place)
         yield Advice("preallocate", once, cause.place, otherwise=True)
+
+
+def _with_the_last_alone(case: Case) -> Saving | None:
+    """The peak without all the copies but the last one; None where they were not recorded."""
+    window, allocs = case.window, case.finding.evidence.allocs
+    if window is None or not len(allocs):
+        return None
+    grown = np.flatnonzero(np.isin(window.lives.alloc, allocs))
+    copies = np.flatnonzero(made_likewise(window, grown) & (window.lives.alloc >= 0))
+    last = copies[np.argmax(window.lives.alloc[copies])]
+    return window.replayed(window.whole(copies[copies != last]))
+
+
+def _is_result(place: Place, name: str) -> bool:
+    """Whether a variable is read only behind the loop that joins it, but to be joined."""
+    loop = place.loop
+    if loop is None or not name.isidentifier():
+        return False
+    end = loop.end_lineno or loop.lineno
+    reads = [load for load, _ in reads_of(place.scope, name) if load.lineno >= loop.lineno]
+    within = [one for one in reads if one.lineno <= end]
+    return len(reads) > len(within) and all(_is_of_growth(place, one) for one in within)
 
 
 def _handed_to_after(place: Place, name: str) -> ast.Call | None:

@@ -8,12 +8,24 @@ from dataclasses import dataclass
 
 from memprof.rules.case import Case
 from memprof.rules.finding import Kind
-from memprof.rules.graph_lines import behind_calls, holding_places, running_sum
+from memprof.rules.graph_lines import (
+    added_within_calls,
+    behind_calls,
+    holding_places,
+    running_sum,
+)
 from memprof.rules.rule import Advice, Cause, GrowthRule
 from memprof.rules.source_facts import is_number, makes_number
-from memprof.source_code.idioms import Accumulation, last_name
+from memprof.source_code.idioms import Accumulation, last_name, moving_average
 from memprof.source_code.patch import Edit, diff, wrapped
-from memprof.source_code.program import Place, Program, bound_names, called_name, calls_in
+from memprof.source_code.program import (
+    Place,
+    Program,
+    bound_names,
+    called_name,
+    calls_in,
+    loaded_names,
+)
 from memprof.source_code.values import goes_backward, is_python_number, used_as_tensor
 from memprof.trace import Phase
 from memprof.views.window import Window
@@ -29,6 +41,8 @@ class Sum(Cause):
 
     place: Place
     added: Accumulation
+    of_object: bool = False
+    """It is an average that an object moves: of parameters, say, and hardly of one number."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,30 +55,54 @@ class Reduction(Cause):
     """The job has one, of anything."""
 
 
-class RunningSum(GrowthRule[Sum | Reduction]):
+@dataclass(frozen=True, slots=True, eq=False)
+class Step(Cause):
+    """The statement by which a loop binds what it adds to a sum that another sum is made of."""
+
+    place: Place
+    value: ast.expr
+    sums: tuple[str, ...]
+    """As written, from the one that keeps the graph inwards: ``pos``, ``vel``."""
+
+
+class RunningSum(GrowthRule[Sum | Reduction | Step]):
     """`total = total + loss` with a loss that has a graph."""
 
     name = "running-sum"
     summary = "a sum over the steps keeps the graph of every value added"
     fixes = ("item", "detach", "no_grad")
 
-    def match(self, case: Case) -> Sum | Reduction | None:
+    def match(self, case: Case) -> Sum | Reduction | Step | None:
         """A sum where a holder is filled, or where the tensors are made.
 
-        Where all that is known is a graph, the one that ``functools.reduce`` adds up.
+        Of sums of one another what the innermost adds. Where all that is known is a graph, also an
+        average that an object moves, and the sum that ``functools.reduce`` makes.
         """
         if not (case.graph or case.finding.kind is Kind.HOST_GROWTH):
             return None
         holding = holding_places(case)
         means = (one for place in holding for one in _sums_read(place))
-        for place in (*holding, *means, *behind_calls(case)):
+        for place in (*holding, *means, *behind_calls(case), *added_within_calls(case)):
             addition = running_sum(place)
             if addition is not None and not is_python_number(addition.value, case.everywhere):
-                return Sum(place, addition)
+                return _innermost(place, addition, case.everywhere) or Sum(place, addition)
+        if case.finding.kind is Kind.HOST_GROWTH:
+            for place in holding:
+                average = moving_average(place)
+                if average is not None:
+                    return Sum(place, average, of_object=True)
         return _reduction(case)
 
-    def advice(self, cause: Sum | Reduction, case: Case) -> Iterator[Advice]:
+    def advice(self, cause: Sum | Reduction | Step, case: Case) -> Iterator[Advice]:
         """The number where nothing needs the tensor, else the tensor without its graph."""
+        if isinstance(cause, Step):
+            written, (outer, *inner) = ast.unparse(cause.value), cause.sums
+            why = (
+                f"`{outer}` is made of `{inner[-1]}`, and that adds up `{written}` with its graph, "
+                "which keeps every step's activations: go on with it detached."
+            )
+            yield Advice("detach", why, cause.place, typed=f"{written} = {written}.detach()")
+            return
         if isinstance(cause, Reduction):
             why = (
                 f"The sum hangs on the graph of every value of `{ast.unparse(cause.values)}`: have "
@@ -88,7 +126,8 @@ class RunningSum(GrowthRule[Sum | Reduction]):
         number = is_number(case, place, value) if number is None else number
         parts = (value, *cause.added.others)
         detach_patch = diff(place.program, *_each(parts, ".detach()"))
-        if number is False or used_as_tensor(place, total, case.everywhere):
+        is_tensor = number is False or cause.of_object
+        if is_tensor or used_as_tensor(place, total, case.everywhere):
             yield Advice("detach", f"{why}: add it detached.", place, patch=detach_patch)
             return
         yield Advice(
@@ -104,6 +143,46 @@ class RunningSum(GrowthRule[Sum | Reduction]):
             patch=detach_patch,
             otherwise=True,
         )
+
+
+def _innermost(place: Place, addition: Accumulation, programs: Sequence[Program]) -> Step | None:
+    """What the innermost adds of sums that a loop makes of one another, where it is made there.
+
+    ``vel = vel + dt * force; pos = pos + dt * vel; force = forces(pos)``: without the graph of
+    what is added to `pos`, that of `vel` is still there. None where the function goes backward
+    through the innermost sum.
+    """
+    within = place.loop
+    if within is None:
+        return None
+    sums = [
+        one
+        for node in ast.walk(within)
+        if isinstance(node, (ast.Assign, ast.AugAssign))
+        and (at := place.program.place(node)) is not None
+        and at.scope is place.scope
+        and (one := running_sum(at)) is not None
+    ]
+    totals, value = [ast.unparse(addition.total)], addition.value
+    while True:
+        read = loaded_names(value)
+        inner = [one for one in sums if ast.unparse(one.total) in read - set(totals)]
+        if not inner:
+            break
+        totals.append(ast.unparse(inner[0].total))
+        value = inner[0].value
+    if len(totals) == 1 or goes_backward(place, totals[-1], programs):
+        return None
+    makers = [
+        (at, target)
+        for node in ast.walk(within)
+        if isinstance(node, ast.Assign) and any(calls_in(node.value))
+        for target in bound_names(node)
+        if isinstance(target, ast.Name)
+        and target.id in loaded_names(value) - set(totals)
+        and (at := place.program.place(node)) is not None
+    ]
+    return Step(*makers[0], tuple(totals)) if len(makers) == 1 else None
 
 
 def _sums_read(place: Place) -> Iterator[Place]:
