@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import sys
 from collections.abc import Iterable, Iterator
 
@@ -15,6 +16,7 @@ from memprof.source_code.program import (
     called_name,
     calls_in,
 )
+from memprof.source_code.scopes import parameters
 from memprof.source_code.values import values_of
 from memprof.source_code.verbs import EMPTYING
 
@@ -25,6 +27,12 @@ _MANY = ("extend", "update")
 _EXTRA = 4
 """Items, or a quarter, that there may be more than a guard allows when it is looked at."""
 _LESS, _MORE = (ast.Lt, ast.LtE), (ast.Gt, ast.GtE)
+_OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.GtE,
+    ast.LtE: ast.Gt,
+    ast.Gt: ast.LtE,
+    ast.GtE: ast.Lt,
+}
 
 
 def is_kept_to_length(place: Place, length: int = 0) -> bool:
@@ -119,17 +127,17 @@ def _limits(place: Place, name: str) -> Iterator[int | None]:
     inside = place.around[place.around.index(function) + 1 :] if function else place.around
     for node in inside:
         if _runs_below_length(node, place, name):
-            yield _compared_with(node.test, place, name)  # type: ignore[attr-defined]
+            yield _compared_with(_spelled_out(node.test, place), place, name)  # type: ignore[attr-defined]
     for scope in _scopes(place):
         for node in ast.walk(scope):
-            if _trims_whole(node, name) or _trims_by_total(node, place, name):
+            if _trims_whole(node, place, name) or _trims_by_total(node, place, name):
                 yield _limit_of(node, place, name)
     if any(called_name(call) in _MANY for call in ast.walk(place.statement)):
         return
     # one by one, and as often as it is filled
     for scope in [place.loop] if place.loop is not None else _scopes(place):
         for node in ast.walk(scope):
-            if _trims_one(node, name):
+            if _trims_one(node, place, name):
                 yield _limit_of(node, place, name)
 
 
@@ -145,7 +153,7 @@ def _limit_of(guard: ast.AST, place: Place, name: str) -> int | None:
     if where is None or not all(map(_is_flag, tests)):
         return None
     if isinstance(guard, (ast.If, ast.While)):
-        return _compared_with(guard.test, place, name)
+        return _compared_with(_spelled_out(guard.test, place), place, name)
     if isinstance(guard, ast.Assign) and isinstance(guard.value, ast.Subscript):
         return _items_left(guard.value.slice, place, deletes=False)
     targets = guard.targets if isinstance(guard, ast.Delete) else []
@@ -272,23 +280,25 @@ def _runs_below_length(node: ast.AST, place: Place, name: str) -> bool:
     """Whether a place is in the branch of an ``if`` for a container that is not full."""
     if not isinstance(node, ast.If):
         return False
+    test = _spelled_out(node.test, place)
     if any(inner is place.statement for one in node.orelse for inner in ast.walk(one)):
-        return _asks_length(node.test, name)
-    return _asks_length(node.test, name, below=True)
+        return _asks_length(test, name)
+    return _asks_length(test, name, below=True)
 
 
-def _trims_one(node: ast.AST, name: str) -> bool:
+def _trims_one(node: ast.AST, place: Place, name: str) -> bool:
     """Whether a statement takes something from a container for its length."""
-    if not isinstance(node, ast.If) or not _asks_length(node.test, name):
+    if not isinstance(node, ast.If) or not _asks_length(_spelled_out(node.test, place), name):
         return False
     return any(_takes(inner, name) for one in node.body for inner in ast.walk(one))
 
 
-def _trims_whole(node: ast.AST, name: str) -> bool:
+def _trims_whole(node: ast.AST, place: Place, name: str) -> bool:
     """Whether it takes all that is too much, or cuts the container to a length."""
-    if isinstance(node, (ast.If, ast.While)) and _asks_length(node.test, name):
+    if isinstance(node, (ast.If, ast.While)):
         takes = _takes if isinstance(node, ast.While) else _empties
-        return any(takes(inner, name) for one in node.body for inner in ast.walk(one))
+        asks = _asks_length(_spelled_out(node.test, place), name)
+        return asks and any(takes(inner, name) for one in node.body for inner in ast.walk(one))
     if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript):
         is_same = ast.unparse(node.value.value) == name
         targets = [ast.unparse(target) for target in node.targets]
@@ -323,6 +333,59 @@ def _totals(nodes: Iterable[ast.AST], operator: type[ast.operator]) -> set[str]:
     """What is added to, or taken from, in place."""
     changes = (node for node in nodes if isinstance(node, ast.AugAssign))
     return {ast.unparse(one.target) for one in changes if isinstance(one.op, operator)}
+
+
+def _spelled_out(test: ast.expr, place: Place) -> ast.expr:
+    """A condition with what methods and properties of the own class return in place of them.
+
+    ``len(self)`` and ``not self.is_full`` of a class with ``return len(self.rows)`` and
+    ``return len(self.rows) >= self.most``.
+    """
+    if place.class_ is None or not any(isinstance(one, ast.Name) for one in ast.walk(test)):
+        return test
+    spelled: ast.expr = _SpellingOut(place.class_).visit(copy.deepcopy(test))
+    return spelled
+
+
+class _SpellingOut(ast.NodeTransformer):
+    def __init__(self, class_: ast.ClassDef) -> None:
+        functions = [one for one in class_.body if isinstance(one, FUNCTIONS)]
+        self._values = {
+            one.name: (one.body[-1].value, bool(one.decorator_list))
+            for one in functions
+            if one.body and isinstance(one.body[-1], ast.Return)
+            if len(list(parameters(one))) == 1 and len(_without_text(one.body)) == 1
+        }
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        function = node.func
+        is_own = isinstance(function, ast.Attribute) and ast.unparse(function.value) == "self"
+        name = function.attr if is_own and not node.args else ""  # type: ignore[attr-defined]
+        if ast.unparse(node) == "len(self)":
+            name = "__len__"
+        value, is_property = self._values.get(name, (None, False))
+        return value if value is not None and not is_property else self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        value, is_property = self._values.get(node.attr, (None, False))
+        is_own = ast.unparse(node.value) == "self"
+        return value if value is not None and is_property and is_own else node
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        self.generic_visit(node)
+        compared = node.operand
+        if not isinstance(node.op, ast.Not) or not isinstance(compared, ast.Compare):
+            return node
+        operator = _OPPOSITE.get(type(compared.ops[0])) if len(compared.ops) == 1 else None
+        return ast.Compare(compared.left, [operator()], compared.comparators) if operator else node
+
+
+def _without_text(body: list[ast.stmt]) -> list[ast.stmt]:
+    return [
+        one
+        for one in body
+        if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))
+    ]
 
 
 def _takes(node: ast.AST, name: str) -> bool:

@@ -257,3 +257,42 @@ def test_a_variable_of_its_own_does_not_lengthen_an_attributes_list(tmp_path, ot
         f"def rollout(pool, x):\n{other}\n"
     )
     assert replaces_items(place_of(Frame("", str(source), 3)), "rows") is is_replaced
+
+
+RING = """class Ring:
+    def __len__(self):
+        return len(self.rows)
+
+    @property
+    def is_full(self):
+        return len(self.rows) >= self.most
+
+    def is_short(self):
+        \"\"\"Whether there is room.\"\"\"
+        return len(self.rows) < self.most
+
+    def ready(self):
+        return self.steps > 8
+
+    def push(self, row):
+        {test}:
+            self.rows.append(row)
+        else:
+            self.rows[self.at] = row
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "is_kept"),
+    [
+        ("if len(self) < self.most", True),
+        ("if not self.is_full", True),
+        ("if self.is_short()", True),
+        ("if not self.is_short()", False),
+        ("if self.is_full", False),
+        ("if self.ready()", False),
+        ("if len(other) < self.most", False),
+    ],
+)
+def test_a_class_may_ask_for_its_length_by_a_method_of_its_own(tmp_path, test, is_kept):
+    assert kept(tmp_path, RING.format(test=test), "self.rows.append(row)") is is_kept
