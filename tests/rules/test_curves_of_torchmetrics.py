@@ -13,6 +13,7 @@ from memprof.source_code.program import program_of
 from tests.rules.recorded import findings_of
 
 WIDTH = 64
+SCORED = "self.score = torch.zeros(WIDTH, WIDTH) + self.precision.compute()"
 
 
 def exact():
@@ -51,6 +52,19 @@ class OfBatches:
         self.curve.update(target)
 
 
+class OfAll:
+    """Wants the value of all batches so far, every four of them."""
+
+    def __init__(self, precision):
+        self.precision, self.batches = precision, 0
+
+    def add(self, target):
+        self.precision.update(target)
+        self.batches += 1
+        if self.batches % 4 == 0:
+            self.score = torch.zeros(WIDTH, WIDTH) + self.precision.compute()
+
+
 @pytest.fixture
 def remedies(tmp_path, library):
     """Of what a metric collects in its list ``target``, or in one of another name."""
@@ -67,10 +81,17 @@ def remedies(tmp_path, library):
 
             return step
 
-        (found,) = findings_of(program, tmp_path / "run.json")
+        found, *_ = findings_of(program, tmp_path / "run.json")
         return found.remedies
 
     return of
+
+
+def test_it_is_told_to_be_reset_where_it_was_computed_and_goes_on_collecting(remedies):
+    first, second, *_ = remedies("target", OfAll)
+    assert (first.fix, first.code) == ("clear_container", SCORED)
+    assert "call `self.precision.reset()` once this line has computed it" in first.why
+    assert second.fix == "thresholds"
 
 
 def test_it_is_told_to_count_between_thresholds_where_it_is_made(remedies):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from pathlib import Path
 
@@ -397,3 +398,39 @@ def test_where_a_state_is_carried_on_as_well_no_graph_is_to_be_made(program, fix
     assert name in first.why
     bounded = program is acting
     assert ("clear_container" in {one.fix for one in found.remedies}) is not bounded
+
+
+class Controls:
+    """What a client of federated training corrects its gradients by."""
+
+    def __init__(self, model):
+        self.control = {name: torch.zeros_like(one) for name, one in model.named_parameters()}
+
+    def update(self, start, model):
+        changes = {}
+        for name, one in model.named_parameters():
+            new = self.control[name] + start[name] - one
+            changes[name] = new - self.control[name]
+            self.control[name] = new
+        return changes
+
+
+def controls_of_clients():
+    """Others may keep what the client hands on: to cut off its own leaves that."""
+    model = torch.nn.Linear(64, 64)
+    clients = [Controls(model), Controls(model)]
+
+    def step(number):
+        own = copy.deepcopy(model)
+        own(torch.randn(8, 64)).square().mean().backward()
+        clients[number % 2].update(dict(model.named_parameters()), own)
+
+    return step
+
+
+def test_a_function_that_keeps_and_hands_on_a_graph_is_to_build_none(tmp_path):
+    found, *_ = findings_of(controls_of_clients, tmp_path / "run.json", 40)
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("kept-graph", "no_grad")
+    assert first.code == "def update(self, start, model):"
+    assert "puts more of that elsewhere" in first.why

@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from memprof.records import Holder
 from memprof.reference_chain import LinkKind, is_field, largest_container
 from memprof.rules.case import Case
@@ -156,15 +158,19 @@ class CollectingObject(GrowthRule[Collector]):
                 cause.place,
             )
         elif cause.releases and not cause.is_in_stack:
+            asking = _asking(cause, case)
+            goes_on = _goes_on_collecting(asking, case)
+            when = "once this line has computed it" if goes_on else "now and then"
             emptied = Advice(
                 "clear_container",
                 f"`{cause.receiver or cause.owner}` collects in its `{cause.container}` "
-                f"({cause.length} items): call {_releases(cause)} now and then, or do without it.",
-                cause.place,
+                f"({cause.length} items): call {_releases(cause)} {when}, or do without it.",
+                asking[0] if goes_on else cause.place,
             )
             # What is never computed of all that was collected need not be collected.
             binned = list(_binned(cause, case))
-            yield from (*binned, emptied) if _is_asked(cause, case) else (emptied, *binned)
+            is_first = not asking or goes_on
+            yield from (emptied, *binned) if is_first else (*binned, emptied)
         elif cause.is_longer:
             yield Advice(
                 "clear_container",
@@ -215,22 +221,47 @@ def _kept_by_reset(cause: Collector, case: Case) -> tuple[str, Place] | None:
     return None
 
 
-def _is_asked(cause: Collector, case: Case) -> bool:
-    """Whether the program has the object compute something of all that it has.
+def _asking(cause: Collector, case: Case) -> list[Place]:
+    """The statements that have the object compute something of all that it has.
 
     By its name or one that has it, or by a variable, which may stand for it.
     """
     links = case.finding.holders[0].links if case.finding.holders else ()
     names = {part for link in links for part in link.name.split(".")} | {cause.owner}
-    return any(
-        isinstance(call.func, ast.Attribute)
-        and (
-            isinstance(call.func.value, ast.Name)
-            or last_name(ast.unparse(call.func.value)) in names
-        )
+    return [
+        place
         for program in case.programs
         for call in calls_in(program.tree, _COMPUTE)
-    )
+        if isinstance(call.func, ast.Attribute)
+        if isinstance(call.func.value, ast.Name) or last_name(ast.unparse(call.func.value)) in names
+        if (place := program.place(call)) is not None
+    ]
+
+
+def _goes_on_collecting(asking: Sequence[Place], case: Case) -> bool:
+    """Whether such statements ran in several steps, and what was there before is there after it.
+
+    As in a hook of each epoch that computes a metric and never resets it.
+    """
+    window = case.window
+    if window is None:
+        return False
+    frames = window.trace.tables.frames
+    lines = {
+        at
+        for at, one in enumerate(frames)
+        if any(
+            one.filename == place.program.filename and one.line in place.lines for place in asking
+        )
+    }
+    stacks = [not lines.isdisjoint(one) for one in window.trace.tables.stacks]
+    lives = window.lives
+    computed = np.array(stacks)[lives.stack] & (lives.alloc >= 0)
+    steps = np.unique(window.made_in[computed])
+    if len(steps) <= 1:
+        return False
+    collected = window.made_in[np.isin(lives.alloc, case.finding.evidence.allocs)]
+    return bool((collected < steps[len(steps) // 2]).any())
 
 
 def _binned(cause: Collector, case: Case) -> Iterator[Advice]:

@@ -24,10 +24,12 @@ from memprof.rules.same_holder import holder_key
 from memprof.rules.source_facts import handed_over, is_number
 from memprof.source_code.call_sites import Handed, hands_numbers
 from memprof.source_code.carried_names import Carried, carried_on
+from memprof.source_code.dataflow import flow_from
 from memprof.source_code.idioms import Filling, growing, read_by_itself
 from memprof.source_code.patch import diff, wrapped
 from memprof.source_code.program import Place, bound_names, calls_in, loaded_names
 from memprof.source_code.values import goes_backward, survives_call, used_as_tensor
+from memprof.source_code.verbs import LEARNING
 from memprof.units import format_percent
 
 __all__ = ["RULE"]
@@ -99,6 +101,15 @@ class KeptGraph(GrowthRule[KeptGraphs]):
             )
             yield Advice("detach", why, carried.place)
         elif cause.place is not None and cause.filling is not None:
+            function = _unlearned_around(cause.place, cause.filling, case)
+            if function is not None:
+                value = ast.unparse(cause.filling.values[-1])
+                why = (
+                    f"`{cause.filling.container}` keeps `{value}` with the graph that made it, and "
+                    f"line {min(_of_the_same_value(cause.place))} puts more of that elsewhere. No "
+                    "backward pass goes through what this function makes: build no graph in it."
+                )
+                yield Advice("no_grad", why, function)
             yield from _cuts(cause.place, cause.filling, case)
         elif cause.entry is not None:
             why = (
@@ -234,15 +245,33 @@ def _others(case: Case, place: Place) -> list[int]:
     return sorted({*first.values(), *_of_the_same_value(place)} - {place.line})
 
 
+def _unlearned_around(place: Place, filling: Filling, case: Case) -> Place | None:
+    """The function that keeps a value and hands on what it computes of it, where nobody learns.
+
+    To cut off what it keeps leaves the graph of the rest. None where a backward pass may start from
+    what it returns or keeps, or where it runs one.
+    """
+    function = place.function
+    if function is None or not any(_of_the_same_value(place)) or calls_in(function, *LEARNING):
+        return None
+    programs = [place.program, *case.everywhere]
+    value = ast.unparse(filling.values[-1])
+    if goes_backward(place, filling.container, programs) or goes_backward(place, value, programs):
+        return None
+    return None if flow_from(programs, function.name).learned else place.program.place(function)
+
+
 def _of_the_same_value(place: Place) -> Iterator[int]:
     """Lines of the same loop that put what is computed of the same variable into others.
 
-    ``self.m[name] += g`` and ``self.v[name] += g ** 2``: whose variable the loop binds.
+    ``self.m[name] += g`` and ``self.v[name] += g ** 2``: whose variable the loop, or a statement of
+    it, binds.
     """
     own, loop = growing(place), place.loop
     if own is None or not isinstance(loop, (ast.For, ast.AsyncFor)):
         return
-    bound = {one.id for one in ast.walk(loop.target) if isinstance(one, ast.Name)}
+    targets = (loop.target, *(one for node in loop.body for one in bound_names(node)))
+    bound = {n.id for one in targets for n in ast.walk(one) if isinstance(n, ast.Name)}
     values = bound & {name for one in own.values for name in _read(one)}
     for statement in loop.body:
         other = place.program.place(statement) if statement is not place.statement else None
