@@ -59,6 +59,8 @@ class CopiedWindows:
     """A table of positions takes them, all at once."""
     is_computed: bool = False
     """No copies, but something is computed of each value of the view."""
+    is_each: bool = False
+    """Each is a tensor of its own, copied as a loop comes to it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +101,30 @@ def copied_windows(place: Place) -> CopiedWindows | None:
                     overlaps is True,
                     is_array or bool(calls_in(part.value, *_CONVERTING)),
                 )
-    return _copied_view(place) or _of_index_table(place)
+    return _copied_view(place) or _of_index_table(place) or _copied_one_by_one(place)
+
+
+def _copied_one_by_one(place: Place) -> CopiedWindows | None:
+    """``samples.append(x[i : i + n].clone())`` in a loop, or in a comprehension."""
+    for call in calls_in(place.statement, *_COPYING, *_OF_LISTS):
+        is_array = called_name(call) in _OF_LISTS - {"array", "as_tensor", "asarray"}
+        receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
+        copied = call.args[0] if is_array and call.args else receiver
+        if copied is None or not (is_array or called_name(call) in _COPYING):
+            continue
+        parts = [_part_of_loop(copied, place.loop)] if place.loop is not None else []
+        parts += [
+            _part(copied, one.target, _meanings(place, one.iter)[-1])
+            for node in ast.walk(place.statement)
+            if isinstance(node, (ast.GeneratorExp, ast.ListComp))
+            for one in node.generators
+        ]
+        for part in parts:
+            window = _window_of(place, part)
+            if window is not None and _overlaps(place, window, part):
+                of = ast.unparse(window.sequence)
+                return CopiedWindows(of, True, is_array, is_each=True)
+    return None
 
 
 def _joining(place: Place) -> Iterator[tuple[Place, ast.Call, bool]]:

@@ -52,6 +52,33 @@ def of_an_array():
     return trained_on(torch.stack(windows))
 
 
+def one_by_one():
+    """A sample is a pair of tensors of its own, which the data set keeps."""
+    signal, samples = torch.rand(VALUES), []
+    for start in range(0, VALUES - SIZE, HOP):
+        samples.append((signal[start : start + SIZE].clone(), signal[start + SIZE].clone()))
+    return trained_on_pairs(samples)
+
+
+def side_by_side():
+    """They do not overlap."""
+    signal, samples = torch.rand(VALUES), []
+    for start in range(0, VALUES - SIZE, SIZE):
+        samples.append((signal[start : start + SIZE].clone(), signal[start + SIZE].clone()))
+    return trained_on_pairs(samples)
+
+
+def trained_on_pairs(samples):
+    model = nn.Linear(SIZE, 1)
+
+    def step(number):
+        batch = torch.stack([samples[at][0] for at in torch.randint(len(samples), (16,)).tolist()])
+        model(batch).square().mean().backward()
+        model.zero_grad()
+
+    return step
+
+
 def by_narrow():
     """The starts have a name, and `narrow` takes each window."""
     signal, starts = torch.rand(VALUES // 4), range(0, VALUES // 4 - SIZE + 1, 8)
@@ -435,3 +462,16 @@ def test_a_window_may_have_a_name_and_a_function_of_arrays_may_join_them(
 @pytest.mark.parametrize("program", [means_joined_by_numpy, blocks_by_a_generator])
 def test_what_is_computed_of_a_window_and_blocks_side_by_side_are_none(program, tmp_path):
     assert "copied-windows" not in names(program, tmp_path / "run.json")
+
+
+def test_windows_that_are_kept_one_by_one_are_copies_too(tmp_path):
+    found, *_ = findings_of(one_by_one, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (found.rule, found.minor, first.fix) == ("copied-windows", False, "unfold")
+    assert found.bytes == len(range(0, VALUES - SIZE, HOP)) * (SIZE * 4 + 512)  # a block at least
+    assert first.code.startswith("samples.append((signal[start : start + SIZE].clone()")
+    assert "keep where each begins" in first.why
+
+
+def test_windows_that_are_kept_side_by_side_are_not(tmp_path):
+    assert "copied-windows" not in names(side_by_side, tmp_path / "run.json")

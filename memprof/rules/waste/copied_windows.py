@@ -22,6 +22,8 @@ _LEAST_SHARE = 0.1
 """Of the peak: a batch of windows is copied by every program."""
 _LASTING = 3
 """Steps that a copy of a view is there, at least: no operand of a computation is."""
+_FEWEST = 64
+"""Windows that are kept, each as a tensor of its own."""
 _OVERLAP = 2
 """Times as large as what they are windows of: each value is there twice."""
 
@@ -106,6 +108,12 @@ class CopiedWindowsRule(WasteRule[Windows]):
             f"`{sequence}.unfold(0, size, step)` shows the same windows and takes no memory: index "
             f"it for each batch. {format_bytes(match.nbytes)} are copies."
         )
+        if match.windows.is_each:
+            why = (
+                f"Each of {len(match.rows)} is a copy of a part of `{match.windows.sequence}` that "
+                "the next one has nearly all of as well: keep where each begins, and take the part "
+                f"when it is asked for. {format_bytes(match.nbytes)} are copies."
+            )
         if match.windows.is_view:
             why = (
                 f"`{sequence}.unfold(…)` takes no memory until it is copied: keep it, and index it "
@@ -130,6 +138,10 @@ def _stacked(window: Window, rows: Ints) -> _Stacked | None:
     windows = copied_windows(place) if place is not None else None
     if windows is None:
         return _seen_by_operators(window, row, rows) if place is not None else None
+    if windows.is_each:  # a batch's are brief, and few
+        are_kept = window.freed_in[rows] - window.made_in[rows] >= _LASTING
+        are_many = len(rows) >= _FEWEST and bool(are_kept.all())
+        return _Stacked(row, rows, nbytes, windows, 0) if are_many else None
     of = None if is_bare else _sequences(window, row, is_computed=windows.is_computed)
     overlaps = windows.is_overlapping or not (windows.is_converted or of is None)
     if not overlaps or 2 * window.lives.size[row] < nbytes:
