@@ -31,9 +31,10 @@ from memprof.source_code.program import (
     with_imported,
 )
 from memprof.source_code.uses_of_items import searching_lines
-from memprof.trace import Phase
+from memprof.trace import Category, Phase
 from memprof.views.examination import DeviceExamination, Examination
 from memprof.views.stacks import made_by_lines
+from memprof.views.window import Window
 
 __all__ = ["growth_of", "is_beside_card", "is_minor", "is_needed", "is_tiny"]
 
@@ -94,8 +95,10 @@ _UNSURE = 0.5
 """Confidence of growth below which little of it is nothing yet: a sample every so many steps."""
 _SURE = 0.9
 """Confidence of growth, from which it is growth whatever the program takes out meanwhile."""
+_TWO = 2
+"""Steps: of the last one not all need have been recorded."""
 _MODELS, _CACHE = "collected-models", "generation-cache"
-_JOINED = "grown-by-concatenation"
+_JOINED, _GROUPS = "grown-by-concatenation", "parameter-groups"
 _OF_AN_OBJECT = (LinkKind.ATTRIBUTE, LinkKind.GLOBAL, LinkKind.ITEM, LinkKind.LOCAL)
 
 
@@ -110,6 +113,7 @@ def is_minor(finding: RuleFinding, examination: Examination) -> bool:
             _comes_to_nothing(finding, examination)
             or _is_result_of_loop(finding, examination)
             or _is_completed(finding)
+            or (finding.rule == _GROUPS and _all_are_trained(finding, examination))
             or _is_searched_later(finding, examination)
             or _is_returned_whole(finding)
             or (finding.confidence < _SURE and _is_sorted_out(finding))
@@ -232,9 +236,7 @@ def _is_result_of_loop(finding: RuleFinding, examination: Examination) -> bool:
         return False
     if any(link.kind not in _OF_AN_OBJECT for link in links):
         return False
-    device = next((one for one in examination.devices if one.name == finding.device), None)
-    number = finding.evidence.window
-    window = device.windows[number] if device is not None and number >= 0 else None
+    window = _window_of(finding, examination)
     learns = not none_meanwhile(window, finding.evidence.allocs)
     own = LinkKind.LOCAL if place.function is not None else LinkKind.GLOBAL
     if any(link.kind not in (own, LinkKind.ITEM) for link in links):
@@ -255,6 +257,27 @@ def _is_completed(finding: RuleFinding) -> bool:
         return False
     is_known = first.peak_before > 0
     return is_known and not _is_worth_it(first.peak_before - first.peak_after, first.peak_before)
+
+
+def _all_are_trained(finding: RuleFinding, examination: Examination) -> bool:
+    """Whether nearly all parameters get gradients in the last whole step: a model that is enlarged.
+
+    What an optimizer keeps of old tasks gets none.
+    """
+    window = _window_of(finding, examination)
+    if window is None or len(window.steps) < _TWO:
+        return False
+    lives = window.lives
+    made = (window.category == Category.GRADIENT) & (window.phase == Phase.BACKWARD)
+    made &= window.made_in == int(window.steps[-_TWO])
+    parameters = (window.category == Category.PARAMETER) & window.stays
+    return window.bytes_of(made) >= _ALMOST_ALL * int(lives.size[parameters].sum()) > 0
+
+
+def _window_of(finding: RuleFinding, examination: Examination) -> Window | None:
+    device = next((one for one in examination.devices if one.name == finding.device), None)
+    number = finding.evidence.window
+    return device.windows[number] if device is not None and number >= 0 else None
 
 
 def _is_returned_whole(finding: RuleFinding) -> bool:

@@ -95,3 +95,27 @@ def test_parameters_that_are_added_to_a_group_s_list_are_told(tmp_path):
     assert found.bytes_per_step == WIDTH * WIDTH * 4
     assert (first.fix, first.code) == ("del_ref", 'group["params"] += prompts')
     assert "take old ones out of the group's `params`" in first.why
+
+
+def enlarged():
+    """Each step trains all layers that the model has had until then."""
+    layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH)])
+    optimizer = torch.optim.SGD(layers.parameters(), 0.1)
+
+    def step(number):
+        layers.append(nn.Linear(WIDTH, WIDTH))
+        optimizer.add_param_group({"params": layers[-1].parameters()})
+        out = torch.randn(8, WIDTH)
+        for layer in layers:
+            out = layer(out)
+        out.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def test_a_model_that_is_enlarged_is_no_headline(tmp_path):
+    found = findings_of(enlarged, tmp_path / "run.json")
+    assert {one.rule for one in found if not one.minor} == set()
+    assert "parameter-groups" in {one.rule for one in found}
