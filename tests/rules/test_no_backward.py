@@ -178,3 +178,20 @@ def test_a_list_that_a_comprehension_makes_keeps_graphs_as_well(
     remedies = [one.remedies[0] for one in growing if one.bytes_per_step]
     code = "return cat([net(one) for one in tiles])"
     assert [(one.fix, one.code) for one in remedies] == [("no_grad", code)] * is_told
+
+
+def cached():
+    """Each answer is as large as all that its graph saves, many times over."""
+    layer, cache = torch.nn.Linear(16, 4096), {}
+
+    def step(number):
+        cache[number] = layer(torch.randn(1, 16))
+
+    return step
+
+
+def test_a_graph_that_is_little_of_what_is_kept_is_not_the_first_to_go(tmp_path):
+    found, *_ = findings_of(cached, tmp_path / "run.json", 40)
+    assert found.remedies[0].fix != "no_grad"
+    (ungraded,) = [one for one in found.remedies if one.fix == "no_grad"]
+    assert ungraded.saves_bytes < found.bytes_per_step / 4

@@ -20,6 +20,8 @@ from memprof.views.peak_without import Saving, replayed
 
 __all__ = ["RULE"]
 
+_MOSTLY = 0.5
+"""Of the bytes, that stay without the graph."""
 _LEAST_MODULES = 3
 """Of fewer it may be results that are kept."""
 _LEARNING = (
@@ -61,14 +63,20 @@ class NoBackward(GrowthRule[NeedlessGraph]):
         return NeedlessGraph(calling_place(case) or case.site)
 
     def advice(self, cause: NeedlessGraph, case: Case) -> Iterator[Advice]:
-        """Build none: before all else where the program has no backward pass at all."""
+        """Build none: before all else where the program has no backward pass at all.
+
+        Unless what is kept was seen to make most of the bytes by itself, and its graph few.
+        """
+        stays = case.kept_itself
+        is_of_graph = stays <= _MOSTLY or not case.links & THROUGH_GRAPH
         yield Advice(
             "no_grad",
             "Nothing here runs a backward pass, yet the graph is built and kept.",
             cause.place,
             patch=under_no_grad(case),
-            peaks=_without_any_graph(case),
-            above_all=not (case.backward or _may_learn(case)),
+            peaks=_without_any_graph(case) if is_of_graph else None,
+            remains=0.0 if is_of_graph else stays,
+            above_all=is_of_graph and not (case.backward or _may_learn(case)),
         )
 
 
