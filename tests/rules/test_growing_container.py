@@ -709,3 +709,33 @@ def test_a_function_that_is_also_handed_numbers_cuts_nothing_off_itself(tmp_path
     first = found.remedies[0]
     assert (found.rule, first.fix, first.code) == ("kept-graph", "detach", 'log("size", size)')
     assert first.why.startswith("`logs` keeps `size` with the graph that made it")
+
+
+def loss_read():
+    results = []
+
+    def step(number):
+        logits = torch.rand(WIDTH, WIDTH)
+        results.append(SimpleNamespace(loss=logits.mean(), logits=logits))
+        return sum(one.loss.item() for one in results)
+
+    return step
+
+
+def both_read():
+    pairs = []
+
+    def step(number):
+        logits = torch.rand(WIDTH, WIDTH)
+        pairs.append(SimpleNamespace(loss=logits.mean(), logits=logits))
+        return sum(one.loss.item() * one.logits[0, 0].item() for one in pairs)
+
+    return step
+
+
+def test_the_attribute_that_is_read_of_each_item_is_to_be_kept_alone(tmp_path):
+    found, *_ = findings_of(loss_read, tmp_path / "a.json")
+    assert found.remedies[0].fix == "del_ref"
+    assert "of each item only `.loss` is read: keep that alone" in found.remedies[0].why
+    found, *_ = findings_of(both_read, tmp_path / "b.json")
+    assert "keep that alone" not in found.remedies[0].why

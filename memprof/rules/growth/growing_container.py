@@ -227,6 +227,13 @@ def _as_it_comes(cause: GrownContainer, case: Case, why: str) -> Iterator[Advice
         )
         yield Advice("reduce_predictions", how, place)
         return
+    attributes = _attributes_read(cause, case.everywhere)
+    if attributes:
+        are = "is" if len(attributes) == 1 else "are"
+        texts = " and ".join(f"`.{one}`" for one in attributes)
+        how = f"{why}, and of each item only {texts} {are} read: keep that alone."
+        yield Advice("del_ref", how, place)
+        return
     name = cause.container.filling.container
     if items_read(place, name, case.everywhere) is not None:
         return  # some of its items are
@@ -360,6 +367,20 @@ def _release_text(cause: GrownContainer, programs: Sequence[Program]) -> str:
     if calls_in(cause.container.place.statement, "heappush"):
         return "keep the first few: `heapq.heappushpop` once there are enough"
     return "empty it when it has been used, or keep the last few (`deque(maxlen=…)`)"
+
+
+def _attributes_read(cause: GrownContainer, programs: Sequence[Program]) -> list[str]:
+    """The attributes that are read of each item, where what grows is another one of a library's.
+
+    ``outputs.append(model(ids, labels=ids))``, of which ``.loss`` is read, and not ``.logits``.
+    """
+    links = cause.container.holder.links
+    at = largest_container(links)
+    link = links[at + 1] if at is not None and at + 1 < len(links) else None
+    if link is None or link.kind is not LinkKind.ATTRIBUTE or link.filename:
+        return []
+    read = fields_read(cause.container.place, cause.container.filling.container, programs)
+    return sorted(read) if link.name not in read and len(read) <= _MOST_LINES else []
 
 
 def _field_read(cause: GrownContainer, programs: Sequence[Program]) -> str:
