@@ -55,6 +55,15 @@ def test_what_was_added_is_named_and_the_number_added_instead(tmp_path):
     assert first.saves_bytes == round(found.bytes_per_step)
 
 
+def first_of(text, tmp_path):
+    """The first finding of a script."""
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    done = forks.run_file(script, tmp_path / "run.json")
+    assert done.returncode == 0, done.stderr
+    return findings(load(tmp_path / "run.json"))[0]
+
+
 MOVING = """
 import sys
 import memprof
@@ -75,11 +84,7 @@ main()
 
 
 def test_an_average_that_moves_is_a_sum_with_weights(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(MOVING)
-    done = forks.run_file(script, tmp_path / "run.json")
-    assert done.returncode == 0, done.stderr
-    first, *_ = findings(load(tmp_path / "run.json"))
+    first = first_of(MOVING, tmp_path)
     assert first.rule == first.remedies[0].rule == "running-sum"
     assert first.remedies[0].code == "mean = 0.9 * mean + 0.1 * (out * out.tanh()).mean()"
 
@@ -117,11 +122,7 @@ main()
 
 
 def test_of_an_average_that_two_functions_return_the_line_in_the_closure_is_named(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(SMOOTHED)
-    done = forks.run_file(script, tmp_path / "run.json")
-    assert done.returncode == 0, done.stderr
-    first, *_ = findings(load(tmp_path / "run.json"))
+    first = first_of(SMOOTHED, tmp_path)
     assert first.rule == first.remedies[0].rule == "running-sum"
     line = "value = new if value is None else beta * value + (1 - beta) * new"
     assert (first.remedies[0].fix, first.remedies[0].code) == ("detach", line)
@@ -182,11 +183,7 @@ main()
 
 def test_of_sums_of_one_another_what_the_innermost_adds_is_to_come_without_its_graph(tmp_path):
     """To cut what is added to `pos` off leaves the graph of `vel`."""
-    script = tmp_path / "dynamics.py"
-    script.write_text(DYNAMICS)
-    done = forks.run_file(script, tmp_path / "run.json")
-    assert done.returncode == 0, done.stderr
-    first, *_ = findings(load(tmp_path / "run.json"))
+    first = first_of(DYNAMICS, tmp_path)
     remedy = first.remedies[0]
     assert (first.rule, remedy.fix) == ("running-sum", "detach")
     assert remedy.code == "force = forces_at(model, pos)"
@@ -238,11 +235,7 @@ main()
 
 
 def test_a_sum_in_a_dict_that_a_function_is_handed_is_named_where_it_is_added_to(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(BY_NAME)
-    done = forks.run_file(script, tmp_path / "run.json")
-    assert done.returncode == 0, done.stderr
-    first, *_ = findings(load(tmp_path / "run.json"))
+    first = first_of(BY_NAME, tmp_path)
     remedy = first.remedies[0]
     assert (first.rule, remedy.fix) == ("running-sum", "item")
     assert remedy.code == "sums[name] = sums.get(name, 0) + value"
@@ -278,11 +271,7 @@ main()
 
 
 def test_an_average_of_parameters_that_an_object_moves_is_to_be_made_without_graphs(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(SHADOW)
-    done = forks.run_file(script, tmp_path / "run.json")
-    assert done.returncode == 0, done.stderr
-    found, *_ = findings(load(tmp_path / "run.json"))
+    found = first_of(SHADOW, tmp_path)
     first = found.remedies[0]
     assert (found.kind, first.rule, first.fix) == (Kind.HOST_GROWTH, "running-sum", "detach")
     assert first.code == "self.means[name] = 0.9 * self.means[name] + 0.1 * one"
