@@ -17,7 +17,7 @@ def data_asked_for_gradients(programs: Sequence[Program]) -> tuple[Place, str] |
     """The statement and the name, ``real.requires_grad_(True)``; None where there are several.
 
     Of a parameter of its function or a loop's variable: such a tensor is somebody else's, and a
-    backward pass leaves it a gradient.
+    backward pass leaves it a gradient. Not of a module, which is called.
     """
     places = [
         (place, name)
@@ -25,6 +25,7 @@ def data_asked_for_gradients(programs: Sequence[Program]) -> tuple[Place, str] |
         for statement in program.nodes
         if isinstance(statement, (ast.Expr, ast.Assign)) and (name := _asked(statement))
         if (place := program.place(statement)) is not None and name in _handed(place)
+        if not _is_called(place, name)
     ]
     return places[0] if len(places) == 1 else None
 
@@ -48,6 +49,14 @@ def _asked(statement: ast.Expr | ast.Assign) -> str:
 def _is_on(call: ast.Call) -> bool:
     given = [*call.args, *(one.value for one in call.keywords)]
     return all(isinstance(one, ast.Constant) and one.value is True for one in given)
+
+
+def _is_called(place: Place, name: str) -> bool:
+    """Whether a function calls what has a name, as it does a module."""
+    return any(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+        for node in ast.walk(place.scope)
+    )
 
 
 def _handed(place: Place) -> Iterator[str]:

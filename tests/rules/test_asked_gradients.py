@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from memprof.source_code.asked_gradients import data_asked_for_gradients
+from memprof.source_code.program import program_of
 from tests.rules.recorded import findings_of
 
 BATCH, WIDTH, BATCHES = 64, 256, 8
@@ -50,3 +52,18 @@ def test_data_that_is_asked_for_its_gradient_keeps_one(tmp_path):
 
 def test_a_tensor_of_the_steps_own_takes_it_away(tmp_path):
     assert not gradients(penalized(lambda real: real.detach()), tmp_path / "run.json")
+
+
+BESIDE_A_MODEL = """
+def learn(critic, real):
+    critic.requires_grad_(True)
+    real.requires_grad_(True)
+    return critic(real).mean()
+"""
+
+
+def test_a_model_that_is_asked_for_gradients_is_no_data(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(BESIDE_A_MODEL)
+    place, name = data_asked_for_gradients([program_of(str(path))])
+    assert (place.line, name) == (4, "real")

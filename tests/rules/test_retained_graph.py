@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
+from memprof.rules.waste.retained_graph import _advice_within, _is_cut_off
+from memprof.source_code.program import program_of
+from memprof.trace import Frame
 from tests.rules.recorded import findings_of
 
 
@@ -443,3 +449,75 @@ def test_where_the_gradients_of_each_loss_are_read_the_last_pass_alone_frees_the
     first = found.remedies[0]
     assert (first.fix, first.code) == ("no_retain_graph", "loss.backward(retain_graph=True)")
     assert "`retain_graph=i < len(losses) - 1`" in first.why
+
+
+def real_and_cut_off():
+    """What the generator made is judged without its graph: none is needed again."""
+    generator, optimizer = job()
+    critic, others = job()
+
+    def step(number):
+        made = generator(torch.randn(256, 64))
+        real = critic(torch.randn(1024, 64))
+        false = critic(made.detach())
+        worth = real.square().mean() - false.square().mean()
+        others.zero_grad()
+        worth.backward(retain_graph=True)
+        others.step()
+        optimizer.zero_grad()
+        critic(made.repeat(4, 1)).mean().backward()
+        optimizer.step()
+        worth.item()
+
+    return step
+
+
+def test_what_is_cut_off_already_needs_no_graph_that_stays(tmp_path):
+    found, *_ = findings_of(real_and_cut_off, tmp_path / "run.json")
+    first = found.remedies[0]
+    assert (found.rule, first.fix) == ("retained-graph", "no_retain_graph")
+    assert first.code == "worth.backward(retain_graph=True)"
+
+
+@pytest.mark.parametrize(
+    ("code", "is_cut"),
+    [
+        ("false = critic(made.detach())", True),
+        ("false = critic(made.detach()) - made.item()", True),
+        ("false = critic(made)", False),
+        ("false = critic(made.detach()) + made.mean()", False),
+    ],
+)
+def test_a_statement_may_read_a_name_only_without_its_graph(code, is_cut):
+    assert _is_cut_off(ast.parse(code).body[0], "made") is is_cut
+
+
+STEPS = """\
+def step(self, x):
+    made = self.generator(x)
+    real = self.critic(x)
+    false = self.critic({handed})
+    worth = real.mean() - {added}
+    worth.backward(retain_graph=True)
+    self.critic(made).mean().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("handed", "added", "fixes"),
+    [
+        ("made.detach()", "false.mean()", ["no_retain_graph", "del_ref"]),
+        ("made", "false.mean()", ["del_ref", "detach"]),
+        ("made.detach()", "(false.mean() + made.mean())", ["del_ref", "detach"]),
+    ],
+)
+def test_what_is_handed_over_without_its_graph_needs_none_that_stays(
+    handed, added, fixes, tmp_path
+):
+    path = tmp_path / "train.py"
+    path.write_text(STEPS.format(handed=handed, added=added))
+    program = program_of(str(path))
+    sites = [program.at(line) for line in (3, 4)]
+    match = SimpleNamespace(made_before=frozenset({Frame("step", str(path), 2)}), of_line=None)
+    advice = _advice_within(sites[0], sites, program.at(6), "8 MiB", match)
+    assert [one.fix for one in advice] == fixes

@@ -13,9 +13,11 @@ from memprof.rules.graph_lines import retaining
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.rules.unvisited_passes import unlearned_models, unvisited_passes
 from memprof.source_code.idioms import read_by_itself
+from memprof.source_code.patch import diff, without_keyword
 from memprof.source_code.program import Place, bound_names, calls_in, loaded_names, place_of
 from memprof.source_code.retained_graphs import asks_to_retain, retain_argument
 from memprof.source_code.values import values_of
+from memprof.source_code.verbs import CUTTING
 from memprof.trace import EMPTY, Action, Category, Frame, Phase
 from memprof.units import format_bytes
 from memprof.views.peak_without import Saving
@@ -27,6 +29,7 @@ _PART = 0.05
 """Of the bytes, that a module has which takes part in the graph that stays."""
 _LEAST_MODULES = 3
 """Modules whose activations stay: fewer are a result that is kept, and no graph."""
+_RETAINING = "retain_graph"
 _GOING_BACKWARD = ("backward", "grad", "manual_backward")
 _LEAST_TENSORS = 3
 """Of fewer modules, which call functions: what each step keeps of them."""
@@ -366,6 +369,15 @@ def _advice_within(
     handing = next((one for one in sites if loaded_names(one.statement) & of_graphs), site)
     shared = sorted(loaded_names(handing.statement) & of_graphs)
     line = calling.statement.lineno
+    read_by = [one.statement for one in sites if site.line <= one.line <= calling.line] + [
+        at.statement
+        for loss in _losses(calling)
+        for value in values_of(calling, loss)
+        if value is not None and (at := calling.program.place(value)) is not None
+    ]
+    if shared and all(_is_cut_off(one, name) for one in read_by for name in of_graphs):
+        yield _let_it_go(calling, shared[0], handing)
+        shared = []
     detach = [
         Advice(
             "detach",
@@ -391,13 +403,44 @@ def _advice_within(
     yield from [*detach, *let_go] if _clears_later(calling) else [*let_go, *detach]
 
 
-def _way_to_drop(name: str, calling: Place) -> str:
-    """What to do with a variable that keeps a graph, and with the loss that keeps it, too."""
-    losses = [
+def _losses(calling: Place) -> list[str]:
+    """The variables from which a statement goes backward."""
+    return [
         call.func.value.id
         for call in calls_in(calling.statement, "backward")
         if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name)
     ]
+
+
+def _let_it_go(calling: Place, name: str, handing: Place) -> Advice:
+    """To keep no graph that nothing needs: what a later pass goes through as well has none here."""
+    asking = [
+        call
+        for call in calls_in(calling.statement, *_GOING_BACKWARD)
+        if any(one.arg == _RETAINING for one in call.keywords)
+    ]
+    edit = without_keyword(asking[0], _RETAINING) if asking else None
+    why = (
+        f"Nothing goes through this graph again: `{name}` is handed over without its own in line "
+        f"{handing.line}. Leave `{_RETAINING}=True` out."
+    )
+    return Advice("no_retain_graph", why, calling, patch=diff(calling.program, edit))
+
+
+def _is_cut_off(statement: ast.stmt, name: str) -> bool:
+    """Whether a statement reads a name only without its graph: ``recon.detach()``."""
+    reads = [one for one in ast.walk(statement) if isinstance(one, ast.Name) and one.id == name]
+    cut = [
+        call.func.value
+        for call in calls_in(statement, *CUTTING)
+        if isinstance(call.func, ast.Attribute)
+    ]
+    return all(any(one is value for value in cut) for one in reads)
+
+
+def _way_to_drop(name: str, calling: Place) -> str:
+    """What to do with a variable that keeps a graph, and with the loss that keeps it, too."""
+    losses = _losses(calling)
     if name in losses:
         return f"take its number there (`{name} = {name}.item()`), or `del {name}`"
     made_of = [
