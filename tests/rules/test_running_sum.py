@@ -10,7 +10,7 @@ from torch import nn
 from memprof.loading import load
 from memprof.rules.finding import Kind
 from memprof.rules.graph_lines import running_sum
-from memprof.rules.growth.running_sum import _innermost
+from memprof.rules.growth.running_sum import innermost
 from memprof.rules.ranked_findings import findings
 from memprof.source_code.program import program_of
 from tests import forks
@@ -181,7 +181,7 @@ main()
 """
 
 
-def test_of_sums_of_one_another_what_the_innermost_adds_is_to_come_without_its_graph(tmp_path):
+def test_of_sums_of_one_another_what_theinnermost_adds_is_to_come_without_its_graph(tmp_path):
     """To cut what is added to `pos` off leaves the graph of `vel`."""
     first = first_of(DYNAMICS, tmp_path)
     remedy = first.remedies[0]
@@ -207,7 +207,7 @@ def test_sums_through_which_a_backward_pass_goes_are_left_alone(tmp_path):
     script.write_text(TRAINED)
     program = program_of(str(script))
     place = program.at(8)
-    assert _innermost(place, running_sum(place), [program]) is None
+    assert innermost(place, running_sum(place), [program]) is None
 
 
 BY_NAME = """

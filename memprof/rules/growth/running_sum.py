@@ -30,7 +30,7 @@ from memprof.source_code.values import goes_backward, is_python_number, used_as_
 from memprof.trace import Phase
 from memprof.views.window import Window
 
-__all__ = ["RULE"]
+__all__ = ["RULE", "innermost"]
 
 _NAMES = (ast.Name, ast.Attribute, ast.Subscript)
 
@@ -85,7 +85,7 @@ class RunningSum(GrowthRule[Sum | Reduction | Step]):
         for place in (*holding, *means, *behind_calls(case), *added_within_calls(case)):
             addition = running_sum(place)
             if addition is not None and not is_python_number(addition.value, case.everywhere):
-                return _innermost(place, addition, case.everywhere) or Sum(place, addition)
+                return innermost(place, addition, case.everywhere) or Sum(place, addition)
         if case.finding.kind is Kind.HOST_GROWTH:
             for place in holding:
                 average = moving_average(place)
@@ -145,7 +145,7 @@ class RunningSum(GrowthRule[Sum | Reduction | Step]):
         )
 
 
-def _innermost(place: Place, addition: Accumulation, programs: Sequence[Program]) -> Step | None:
+def innermost(place: Place, addition: Accumulation, programs: Sequence[Program]) -> Step | None:
     """What the innermost adds of sums that a loop makes of one another, where it is made there.
 
     ``vel = vel + dt * force; pos = pos + dt * vel; force = forces(pos)``: without the graph of

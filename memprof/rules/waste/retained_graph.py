@@ -13,7 +13,6 @@ from memprof.rules.graph_lines import retaining
 from memprof.rules.rule import Advice, Match, WasteRule
 from memprof.rules.unvisited_passes import unlearned_models, unvisited_passes
 from memprof.source_code.idioms import read_by_itself
-from memprof.source_code.patch import diff, without_keyword
 from memprof.source_code.program import Place, bound_names, calls_in, loaded_names, place_of
 from memprof.source_code.retained_graphs import asks_to_retain, retain_argument
 from memprof.source_code.values import values_of
@@ -23,7 +22,7 @@ from memprof.units import format_bytes
 from memprof.views.peak_without import Saving
 from memprof.views.window import Bools, Ints, Window
 
-__all__ = ["RULE"]
+__all__ = ["RULE", "advice_within"]
 
 _PART = 0.05
 """Of the bytes, that a module has which takes part in the graph that stays."""
@@ -142,7 +141,7 @@ class RetainedGraph(WasteRule[Retained]):
                 requests = []  # the others' graphs may be gone through again
             for place in within:
                 own = format_bytes(match.of_line_bytes) if match.of_line_bytes else nbytes
-                yield from _advice_within(
+                yield from advice_within(
                     place, [place, *_within(match, case, calling)], calling, own, match
                 )
         why = f"{nbytes} of activations outlive the backward pass, held by the loss or the output."
@@ -357,7 +356,7 @@ def _within(match: Retained, case: Case, calling: Place) -> Iterator[Place]:
             yield place
 
 
-def _advice_within(
+def advice_within(
     site: Place, sites: Sequence[Place], calling: Place, nbytes: str, match: Retained
 ) -> Iterator[Advice]:
     """Detach what a later pass goes through as well, and let go of what holds the graph.
@@ -414,17 +413,11 @@ def _losses(calling: Place) -> list[str]:
 
 def _let_it_go(calling: Place, name: str, handing: Place) -> Advice:
     """To keep no graph that nothing needs: what a later pass goes through as well has none here."""
-    asking = [
-        call
-        for call in calls_in(calling.statement, *_GOING_BACKWARD)
-        if any(one.arg == _RETAINING for one in call.keywords)
-    ]
-    edit = without_keyword(asking[0], _RETAINING) if asking else None
     why = (
         f"Nothing goes through this graph again: `{name}` is handed over without its own in line "
         f"{handing.line}. Leave `{_RETAINING}=True` out."
     )
-    return Advice("no_retain_graph", why, calling, patch=diff(calling.program, edit))
+    return Advice("no_retain_graph", why, calling)
 
 
 def _is_cut_off(statement: ast.stmt, name: str) -> bool:
