@@ -32,7 +32,7 @@ PLACE = f"report/test_peak_in_backward.py:{LINE} in look_up"
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     path = tmp_path_factory.mktemp("peak") / "run.json"
-    table = torch.randn(1000, 500, requires_grad=True)
+    table = torch.randn(16_000, 500, requires_grad=True)  # much beside what other tests left
     with memprof.track(path, sources=("cpu",), allowance_s=600.0) as tracker:
         for _ in range(12):
             part = look_up(table, torch.randint(1000, (20,)))
@@ -126,5 +126,6 @@ def test_a_line_that_is_not_in_the_file_makes_its_record_a_damaged_one(path, tmp
 def test_only_allocations_have_such_lines(path):
     (trace,) = load(path).devices[0].windows
     events = trace.events
-    assert (events.action[events.origin > 0] == Action.ALLOC).all()
+    # A segment that the allocator takes for one has its line, too.
+    assert np.isin(events.action[events.origin > 0], (Action.ALLOC, Action.SEGMENT_ALLOC)).all()
     assert np.count_nonzero(events.origin) >= 12
