@@ -485,23 +485,26 @@ def step(self, x):
     false = self.critic({handed})
     worth = real.mean() - {added}
     worth.backward(retain_graph=True)
-    self.critic(made).mean().backward()
+    (self.critic(made).mean() + {later}).backward()
+    return worth.item()
 """
 
 
 @pytest.mark.parametrize(
-    ("handed", "added", "fixes"),
+    ("handed", "added", "later", "fixes"),
     [
-        ("made.detach()", "false.mean()", ["no_retain_graph", "del_ref"]),
-        ("made", "false.mean()", ["del_ref", "detach"]),
-        ("made.detach()", "(false.mean() + made.mean())", ["del_ref", "detach"]),
+        ("made.detach()", "false.mean()", "0", ["no_retain_graph", "del_ref"]),
+        ("made.detach()", "false.mean()", "real.detach().mean()", ["no_retain_graph", "del_ref"]),
+        ("made.detach()", "false.mean()", "real.mean()", ["del_ref", "detach"]),
+        ("made", "false.mean()", "0", ["del_ref", "detach"]),
+        ("made.detach()", "(false.mean() + made.mean())", "0", ["del_ref", "detach"]),
     ],
 )
 def test_what_is_handed_over_without_its_graph_needs_none_that_stays(
-    handed, added, fixes, tmp_path
+    handed, added, later, fixes, tmp_path
 ):
     path = tmp_path / "train.py"
-    path.write_text(STEPS.format(handed=handed, added=added))
+    path.write_text(STEPS.format(handed=handed, added=added, later=later))
     program = program_of(str(path))
     sites = [program.at(line) for line in (3, 4)]
     match = SimpleNamespace(made_before=frozenset({Frame("step", str(path), 2)}), of_line=None)

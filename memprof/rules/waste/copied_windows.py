@@ -110,9 +110,9 @@ class CopiedWindowsRule(WasteRule[Windows]):
         )
         if match.windows.is_each:
             why = (
-                f"Each of {len(match.rows)} is a copy of a part of `{match.windows.sequence}` that "
-                "the next one has nearly all of as well: keep where each begins, and take the part "
-                f"when it is asked for. {format_bytes(match.nbytes)} are copies."
+                f"Each of {len(match.rows)} is a copy of a part of `{match.windows.sequence}`, and "
+                "overlaps with the next: keep where each begins, and take the part when it is "
+                f"asked for. {format_bytes(match.nbytes)} are copies."
             )
         if match.windows.is_view:
             why = (

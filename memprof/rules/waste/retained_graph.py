@@ -368,13 +368,15 @@ def advice_within(
     handing = next((one for one in sites if loaded_names(one.statement) & of_graphs), site)
     shared = sorted(loaded_names(handing.statement) & of_graphs)
     line = calling.statement.lineno
-    read_by = [one.statement for one in sites if site.line <= one.line <= calling.line] + [
+    own = [one for one in sites if site.line <= one.line <= calling.line]
+    read_by = [one.statement for one in own] + [
         at.statement
         for loss in _losses(calling)
         for value in values_of(calling, loss)
         if value is not None and (at := calling.program.place(value)) is not None
     ]
-    if shared and all(_is_cut_off(one, name) for one in read_by for name in of_graphs):
+    is_cut = all(_is_cut_off(one, name) for one in read_by for name in of_graphs)
+    if shared and is_cut and not _are_gone_through_below(own, calling):
         yield _let_it_go(calling, shared[0], handing)
         shared = []
     detach = [
@@ -420,9 +422,33 @@ def _let_it_go(calling: Place, name: str, handing: Place) -> Advice:
     return Advice("no_retain_graph", why, calling)
 
 
+def _are_gone_through_below(sites: Sequence[Place], calling: Place) -> bool:
+    """Whether what some statements bind is read with its graph below a backward pass.
+
+    As features of what is real, which a later loss compares with: such a pass needs the graph.
+    """
+    scope, end = calling.scope, calling.statement.end_lineno or calling.line
+    names = {name for one in sites for name in map(ast.unparse, bound_names(one.statement))}
+    below = [
+        node
+        for node in ast.walk(scope)
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr, ast.Return)) and node.lineno > end
+    ]
+    for name in names | {*_losses(calling)}:
+        anew = [one.lineno for one in below if name in map(ast.unparse, bound_names(one))]
+        reading = [one for one in below if one.lineno <= min(anew, default=one.lineno)]
+        if not all(_is_cut_off(one, name) for one in reading):
+            return True
+    return False
+
+
 def _is_cut_off(statement: ast.stmt, name: str) -> bool:
     """Whether a statement reads a name only without its graph: ``recon.detach()``."""
-    reads = [one for one in ast.walk(statement) if isinstance(one, ast.Name) and one.id == name]
+    reads = [
+        one
+        for one in ast.walk(statement)
+        if isinstance(one, ast.Name) and one.id == name and isinstance(one.ctx, ast.Load)
+    ]
     cut = [
         call.func.value
         for call in calls_in(statement, *CUTTING)
