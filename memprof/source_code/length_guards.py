@@ -348,13 +348,16 @@ def _spelled_out(test: ast.expr, place: Place) -> ast.expr:
 
 
 class _SpellingOut(ast.NodeTransformer):
+    """Puts what a class's methods of one statement return in place of their calls."""
+
     def __init__(self, class_: ast.ClassDef) -> None:
         functions = [one for one in class_.body if isinstance(one, FUNCTIONS)]
         self._values = {
-            one.name: (one.body[-1].value, bool(one.decorator_list))
+            one.name: (one.body[-1].value, [*map(ast.unparse, one.decorator_list)] == ["property"])
             for one in functions
             if one.body and isinstance(one.body[-1], ast.Return)
             if len(list(parameters(one))) == 1 and len(_without_text(one.body)) == 1
+            if [*map(ast.unparse, one.decorator_list)] in ([], ["property"])
         }
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
